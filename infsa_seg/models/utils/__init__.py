@@ -1,0 +1,6 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""What the models share."""
+
+from .weights import LoadReport, check_checkpoint, load_pretrained
+
+__all__ = ['LoadReport', 'check_checkpoint', 'load_pretrained']
