@@ -53,15 +53,14 @@ class LoadReport:
     def summary(self) -> str:
         """The report as text: one line, and one more per kind of trouble."""
         total = len(self.loaded) + len(self.missing) + len(self.mismatched)
-        lines = [
+        line = (
             f'{self.checkpoint}: loaded {len(self.loaded)} of {total} entries'
-            + (f', prefix {self.prefix!r} removed' if self.prefix else '')
-            + (
-                f', {self.outside} under other names left out'
-                if self.outside
-                else ''
-            )
-        ]
+        )
+        if self.prefix:
+            line += f', prefix {self.prefix!r} removed'
+        if self.outside:
+            line += f', {self.outside} under other names left out'
+        lines = [line]
         shapes = [
             f'{name} {theirs} into {ours}'
             for name, (theirs, ours) in self.mismatched.items()
