@@ -52,10 +52,9 @@ class LoadReport:
 
     def summary(self) -> str:
         """The report as text: one line, and one more per kind of trouble."""
-        total = len(self.loaded) + len(self.missing) + len(self.mismatched)
-        line = (
-            f'{self.checkpoint}: loaded {len(self.loaded)} of {total} entries'
-        )
+        loaded = len(self.loaded)
+        total = loaded + len(self.missing) + len(self.mismatched)
+        line = f'{self.checkpoint}: loaded {loaded} of {total} entries'
         if self.prefix:
             line += f', prefix {self.prefix!r} removed'
         if self.outside:

@@ -1,0 +1,119 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""What the tools have in common: arguments, and how they end.
+
+A tool ends with status 0, with 1 and one line for an error of its user, with
+2 for wrong arguments, with 130 after Ctrl-C. A bug shows its traceback; so
+does everything under ``python -X dev``.
+"""
+
+import os
+import sys
+import traceback
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mmengine.config import DictAction
+
+
+class CfgOptions(DictAction):
+    """mmengine's ``key=value`` arguments; one without ``=`` is refused."""
+
+    def __call__(
+        self,
+        parser: ArgumentParser,
+        namespace: Namespace,
+        values: Sequence[str],
+        option_string: str | None = None,
+    ) -> None:
+        """Parse ``values`` into a dictionary by dotted key."""
+        for value in values:
+            if '=' not in value:
+                parser.error(f'{option_string}: {value!r} is not key=value')
+        super().__call__(parser, namespace, values, option_string)
+
+
+def add_config_arguments(parser: ArgumentParser) -> None:
+    """Add ``config`` and ``--cfg-options``."""
+    parser.add_argument(
+        'config', help='config file, or infsa_seg::NAME.py for one of ours'
+    )
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=CfgOptions,
+        metavar='KEY=VALUE',
+        help='override settings of the config; lists as key="[a,b]" or '
+        'key=a,b without white space',
+    )
+
+
+def add_run_arguments(parser: ArgumentParser) -> None:
+    """Add what mmengine's runner takes: work directory and launcher."""
+    parser.add_argument(
+        '--work-dir', help='where logs, metrics and checkpoints go'
+    )
+    parser.add_argument(
+        '--launcher',
+        choices=('none', 'pytorch', 'slurm', 'mpi'),
+        default='none',
+        help='how the processes were started',
+    )
+    # torch.distributed.launch passes this, torchrun sets LOCAL_RANK.
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+
+
+def parse_run_arguments(parser: ArgumentParser) -> dict[str, Any]:
+    """The arguments by name, ready for the function of the tool."""
+    args = vars(parser.parse_args())
+    # mmengine reads it from there whatever the launcher.
+    os.environ.setdefault('LOCAL_RANK', str(args.pop('local_rank')))
+    return args
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Run a tool and exit with its status.
+
+    Args:
+        main (callable): Parses the arguments and does the work; returns the
+            exit status, None for 0.
+    """
+    try:
+        status = main() or 0
+    except KeyboardInterrupt:
+        _say('interrupted')
+        status = 130
+    except Exception as error:
+        if sys.flags.dev_mode or not _is_users(error):
+            raise
+        _say(f'error: {_one_line(error)}')
+        status = 1
+    sys.exit(status)
+
+
+def _say(text: str) -> None:
+    print(f'{Path(sys.argv[0]).name}: {text}', file=sys.stderr, flush=True)
+
+
+def _is_users(error: Exception) -> bool:
+    """Whether an error is one that the user can mend.
+
+    By the convention of the package that is ValueError, or one of the
+    operating system or an installation. Upstream also refuses names and
+    arguments of a config in other ways, while it builds what they stand for.
+    """
+    if isinstance(error, (ValueError, OSError, ImportError)):
+        return True
+    return isinstance(
+        error, (KeyError, TypeError, AssertionError)
+    ) and 'build_from_cfg' in {
+        frame.name for frame in traceback.extract_tb(error.__traceback__)
+    }
+
+
+def _one_line(error: Exception) -> str:
+    """The message of an error; of one from a data worker, its last line."""
+    text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+    lines = text.strip().splitlines() or [type(error).__name__]
+    return lines[-1] if lines[0].startswith('Caught ') else lines[0]

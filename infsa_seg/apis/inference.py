@@ -1,0 +1,84 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""A trained segmentor on images, in the same process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mmseg.apis
+import numpy as np
+from mmengine.config import Config
+from mmseg.models import BaseSegmentor
+from mmseg.structures import SegDataSample
+
+from infsa_seg.models.utils import check_checkpoint
+
+from .config import load_config
+
+Image = str | Path | np.ndarray
+
+
+def init_model(
+    config: str | Path | Config,
+    checkpoint: str | Path | None = None,
+    device: str = 'cpu',
+    cfg_options: dict[str, Any] | None = None,
+) -> BaseSegmentor:
+    """Build a segmentor from a config, with weights, ready for inference.
+
+    Args:
+        config (str | Path | Config): As for :func:`load_config`.
+        checkpoint (str | Path, optional): Weights, loaded in safe mode.
+            Defaults to None: random weights.
+        device (str): Such as ``'cpu'`` or ``'cuda:0'``.
+        cfg_options (dict, optional): Values by dotted key.
+
+    Returns:
+        BaseSegmentor: In evaluation mode; with a checkpoint of ours its
+        ``dataset_meta`` names ``classes`` and ``palette``.
+
+    Raises:
+        FileNotFoundError: The config or the checkpoint is not there.
+        ValueError: One of them is not usable.
+    """
+    cfg = load_config(config, cfg_options)
+    if checkpoint is not None:
+        checkpoint = str(checkpoint)
+        if '://' not in checkpoint:
+            check_checkpoint(checkpoint)
+    return mmseg.apis.init_model(cfg, checkpoint, device)
+
+
+def inference(
+    model: BaseSegmentor, images: Image | Sequence[Image]
+) -> SegDataSample | list[SegDataSample]:
+    """Segment whole images, each in one forward pass.
+
+    Args:
+        model (BaseSegmentor): From :func:`init_model`.
+        images (str | Path | np.ndarray | Sequence): Files, or arrays of
+            shape (rows, columns, 3) in BGR order, uint8; not both at once.
+
+    Returns:
+        SegDataSample | list[SegDataSample]: For one image a sample, for a
+        sequence a list. ``pred_sem_seg.data`` is (1, rows, columns), int64,
+        class indices at the size of the image.
+    """
+    if isinstance(images, (str, Path, np.ndarray)):
+        return inference(model, [images])[0]
+    if not len(images):
+        return []
+    arrays = isinstance(images[0], np.ndarray)
+    # The config's own loader suits the test data, and not always these.
+    loader = 'LoadImageFromNDArray' if arrays else 'LoadImageFromFile'
+    model.cfg.test_pipeline = [
+        {'type': loader},
+        *(
+            step
+            for step in model.cfg.test_pipeline
+            if not step['type'].startswith('Load')
+        ),
+    ]
+    return mmseg.apis.inference_model(
+        model, list(images) if arrays else [str(image) for image in images]
+    )

@@ -1,0 +1,7 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""What training and testing need beside models and data."""
+
+from .files import AtomicBackend, atomic_path
+from .hooks import InputVisualizationHook
+
+__all__ = ['AtomicBackend', 'InputVisualizationHook', 'atomic_path']

@@ -1,0 +1,6 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""Hooks for mmengine's runners."""
+
+from .visualization_hook import InputVisualizationHook
+
+__all__ = ['InputVisualizationHook']

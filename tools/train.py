@@ -1,0 +1,34 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""Train a segmentor: ``python tools/train.py CONFIG``."""
+
+import sys
+from argparse import ArgumentParser
+
+try:
+    from infsa_seg.apis import cli, train
+except ImportError as error:  # not installed, or beside what cannot work
+    sys.exit(f'train.py: error: {error}')
+
+
+def main() -> None:
+    """Read the arguments and train."""
+    parser = ArgumentParser(description='Train a segmentor')
+    cli.add_config_arguments(parser)
+    cli.add_run_arguments(parser)
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const=True,
+        default=False,
+        metavar='CHECKPOINT',
+        help='go on from this checkpoint, or from the last one in the work '
+        'directory',
+    )
+    parser.add_argument(
+        '--amp', action='store_true', help='train in mixed precision'
+    )
+    train(**cli.parse_run_arguments(parser))
+
+
+if __name__ == '__main__':
+    cli.run(main)
