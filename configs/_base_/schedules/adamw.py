@@ -1,0 +1,37 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+# What all schedules share; they set the rate and the number of iterations.
+optim_wrapper = dict(
+    type='OptimWrapper',
+    optimizer=dict(
+        type='AdamW', lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05
+    ),
+    clip_grad=dict(max_norm=1.0),
+    paramwise_cfg=dict(
+        # Norms, biases, discounts and temperatures have one dimension.
+        flat_decay_mult=0.0,
+        custom_keys={
+            'cls_token': dict(decay_mult=0.0),
+            'landmarks': dict(decay_mult=0.0),
+            'position': dict(decay_mult=0.0),
+        },
+    ),
+)
+
+train_cfg = dict(type='IterBasedTrainLoop')
+val_cfg = dict(type='ValLoop')
+test_cfg = dict(type='TestLoop')
+
+default_hooks = dict(
+    timer=dict(type='IterTimerHook'),
+    logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
+    param_scheduler=dict(type='ParamSchedulerHook'),
+    checkpoint=dict(
+        type='CheckpointHook',
+        by_epoch=False,
+        max_keep_ckpts=2,
+        save_best='mIoU',
+        backend_args=dict(backend='atomic'),
+    ),
+    sampler_seed=dict(type='DistSamplerSeedHook'),
+    visualization=dict(type='InputVisualizationHook'),
+)
