@@ -1,0 +1,147 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""The two kinds of operation, and all that an executor knows of a layer.
+
+A *band* is a strip of token rows, (B, rows, columns, C). A :class:`LocalOp`
+makes a row from a few rows around it; a :class:`GlobalOp` needs the whole
+image, but only through a state that bands add up (DESIGN section 2). Layers
+know no executor: what lies outside a band reaches them through two callables,
+
+* ``merge(state) -> state`` completes a state over the parts that someone else
+  holds (other ranks); :func:`identity` where nobody does;
+* ``halo(x, n) -> above, below`` gives up to ``n`` rows on each side of the
+  band, fewer at the border of the image; :func:`zero_rows` gives none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from infsa_seg.ops import Context, CountState, count_tokens
+
+Merge = Callable[[Any], Any]
+Halo = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+
+
+def identity(state: Any) -> Any:
+    """The merge of a whole image: nobody else holds a part."""
+    return state
+
+
+def zero_rows(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The halo of a whole image: zero rows lie beyond it."""
+    return x[:, :0], x[:, :0]
+
+
+@runtime_checkable
+class LocalOp(Protocol):
+    """An operation whose output row depends on ``halo`` rows each side."""
+
+    halo: int
+
+    def __call__(
+        self, x: Tensor, *, halo: Halo = ..., valid: Tensor | None = ...
+    ) -> Tensor:
+        """Return the band's output, (B, rows, columns, C).
+
+        Args:
+            x: the band, (B, rows, columns, C).
+            halo: gives the rows around it.
+            valid: bool mask of the band together with the rows that
+                ``halo`` gives, (B, rows, columns); None for all. Invalid
+                tokens have no influence on valid ones.
+        """
+        ...
+
+
+@runtime_checkable
+class GlobalOp(Protocol):
+    """An operation that sees the image through ``num_phases`` states.
+
+    Each phase is complete before the next starts: for every phase, all bands
+    are accumulated, the state is merged and finalised; then any band can be
+    attended to, in any order.
+    """
+
+    num_phases: int
+
+    def init_state(self, batch: int, phase: int, device: torch.device) -> Any:
+        """Return the zero state, in float32."""
+        ...
+
+    def accumulate(
+        self,
+        x: Tensor,
+        state: Any,
+        phase: int,
+        context: Context,
+        valid: Tensor | None = None,
+    ) -> Any:
+        """Add a band (B, ..., C) with mask (B, ...) to ``state``.
+
+        Args:
+            x: the band.
+            state: what the phase has summed up so far.
+            phase: 0 ... num_phases - 1.
+            context: what :meth:`finalize` made of the phases before, or the
+                bare :class:`Context` with the image's number of tokens.
+            valid: True where a token counts; None for all.
+        """
+        ...
+
+    def finalize(self, state: Any, phase: int, context: Context) -> Context:
+        """Turn a complete state into the next context, in O(1) of N."""
+        ...
+
+    def attend(self, x: Tensor, context: Context) -> Tensor:
+        """Answer a band, (B, ..., C) to (B, ..., C)."""
+        ...
+
+
+def run_global(
+    op: GlobalOp,
+    bands: list[Tensor],
+    merge: Merge = identity,
+    valid: list[Tensor | None] | None = None,
+    context: Context | None = None,
+) -> list[Tensor]:
+    """Apply a global operation to bands that are all at hand.
+
+    Args:
+        op: the operation.
+        bands: (B, ..., C) each; together with what ``merge`` adds, the image.
+        merge: completes each state.
+        valid: a mask (B, ...) or None per band.
+        context: holds the number of valid tokens; None counts them here.
+
+    Returns:
+        The output of each band.
+    """
+    masks = [None] * len(bands) if valid is None else valid
+    if context is None:
+        context = count_context(bands, merge, masks)
+    batch, device = bands[0].shape[0], bands[0].device
+    for phase in range(op.num_phases):
+        state = op.init_state(batch, phase, device)
+        for band, mask in zip(bands, masks, strict=True):
+            state = op.accumulate(band, state, phase, context, mask)
+        context = op.finalize(merge(state), phase, context)
+    return [op.attend(band, context) for band in bands]
+
+
+def count_context(
+    bands: list[Tensor], merge: Merge, masks: list[Tensor | None]
+) -> Context:
+    """Count the valid tokens of the whole image."""
+    total: CountState | None = None
+    for band, mask in zip(bands, masks, strict=True):
+        count = CountState(
+            count_tokens(
+                band.flatten(1, -2), None if mask is None else mask.flatten(1)
+            )
+        )
+        total = count if total is None else total.merge(count)
+    return Context(num_tokens=merge(total).count)

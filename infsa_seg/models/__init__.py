@@ -1,0 +1,7 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""Models, registered so that a plain mmsegmentation config can name them."""
+
+from .backbones import InfViT
+from .decode_heads import BandSegHead
+
+__all__ = ['BandSegHead', 'InfViT']
