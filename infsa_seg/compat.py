@@ -8,10 +8,13 @@ when it can go.
 
 import logging
 import sys
+from functools import cache, partial
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from inspect import isfunction
 from pathlib import Path
+from pickle import UnpicklingError
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -23,57 +26,46 @@ class IncompatibleError(ImportError):
 
 
 class Limit(NamedTuple):
-    """A module that must be importable, and the versions that can work."""
+    """The versions of a module that can work, and why others cannot."""
 
     module: str
-    # The distributions that provide the module, whichever is installed.
-    distributions: tuple[str, ...]
     versions: str
     reason: str
     install: str
-    # The limit holds only where this distribution is installed too.
+    # The limit holds only where this distribution is installed.
     beside: str | None = None
 
+
+# Everything that must be importable, by the distributions that provide it.
+PROVIDERS = {
+    'torch': ('torch',),
+    'mmengine': ('mmengine', 'mmengine-lite', 'onedl-mmengine'),
+    'mmcv': ('mmcv', 'mmcv-lite', 'onedl-mmcv'),
+    'mmseg': ('mmsegmentation', 'onedl-mmsegmentation'),
+    'ftfy': ('ftfy',),
+    'regex': ('regex',),
+}
 
 LIMITS = (
     Limit(
         'torch',
-        ('torch',),
-        '>=2.4',
-        'older ones cannot load checkpoints safely',
-        'torch>=2.4',
+        '>=2.6',
+        'checkpoints cannot be loaded safely, CVE-2025-32434',
+        'torch>=2.6',
     ),
-    Limit(
-        'mmengine',
-        ('mmengine', 'mmengine-lite', 'onedl-mmengine'),
-        '>=0.10.0',
-        'its FlexibleRunner came with 0.10',
-        'mmengine>=0.10.7,<1',
-    ),
+    Limit('mmengine', '>=0.10', 'written for 0.10', 'mmengine>=0.10.7,<1'),
+    Limit('mmcv', '>=2', 'mmsegmentation 1 needs it', 'mmcv-lite==2.1.0'),
     Limit(
         'mmcv',
-        ('mmcv', 'mmcv-lite', 'onedl-mmcv'),
-        '>=2.0.0',
-        'mmsegmentation 1 is written for mmcv 2',
-        'mmcv-lite==2.1.0',
-    ),
-    Limit(
-        'mmcv',
-        ('mmcv', 'mmcv-lite', 'onedl-mmcv'),
-        '<2.2.0',
-        'mmsegmentation 1.2.2 refuses newer ones',
+        '<2.2',
+        'mmsegmentation refuses it',
         'mmcv-lite==2.1.0',
         beside='mmsegmentation',
     ),
-    Limit(
-        'mmseg',
-        ('mmsegmentation', 'onedl-mmsegmentation'),
-        '>=1.0.0',
-        'older ones have no registry of mmengine',
-        'mmsegmentation>=1.2.2,<2',
-    ),
-    Limit('ftfy', ('ftfy',), '', 'mmsegmentation imports it', 'ftfy'),
-    Limit('regex', ('regex',), '', 'mmsegmentation imports it', 'regex'),
+    Limit('mmseg', '>=1', 'written for 1.2', 'mmsegmentation>=1.2.2,<2'),
+    # mmsegmentation imports both, and declares neither.
+    Limit('ftfy', '', 'mmsegmentation imports it', 'ftfy'),
+    Limit('regex', '', 'mmsegmentation imports it', 'regex'),
 )
 
 # What the test suite was run with; others get a warning and a try.
@@ -89,8 +81,9 @@ TESTED = {
 }
 
 
+@cache
 def apply() -> None:
-    """Check the versions, then put every repair in place. Idempotent.
+    """Check the versions, then put every repair in place, once.
 
     Raises:
         IncompatibleError: Something needed is missing, or its version is
@@ -100,6 +93,7 @@ def apply() -> None:
     stand_in_for_mmcv_ext()
     stand_in_for_onebit()
     allow_checkpoint_types()
+    load_safely_only()
 
 
 def check_versions() -> None:
@@ -108,13 +102,18 @@ def check_versions() -> None:
     Raises:
         IncompatibleError: See :data:`LIMITS`.
     """
+    installed = {
+        name: version
+        for names in PROVIDERS.values()
+        for name in names
+        if (version := _version(name)) is not None
+    }
     for limit in LIMITS:
-        if limit.beside is None or _version(limit.beside):
-            _check_limit(limit)
+        _check(limit, installed)
     untested = [
-        f'{name} {_version(name)} (tested: {versions})'
-        for name, versions in TESTED.items()
-        if _version(name) and not _within(_version(name), versions)
+        f'{name} {version} (tested: {TESTED[name]})'
+        for name, version in installed.items()
+        if name in TESTED and not _within(version, TESTED[name])
     ]
     if untested:
         logging.getLogger(__package__).warning(
@@ -122,19 +121,18 @@ def check_versions() -> None:
         )
 
 
-def _check_limit(limit: Limit) -> None:
-    for name in limit.distributions:
-        version = _version(name)
-        if version is None:
-            continue
-        if not _within(version, limit.versions):
+def _check(limit: Limit, installed: dict[str, str]) -> None:
+    if limit.beside is not None and limit.beside not in installed:
+        return
+    names = [name for name in PROVIDERS[limit.module] if name in installed]
+    for name in names:
+        if not _within(installed[name], limit.versions):
             raise IncompatibleError(
-                f'infsa_seg cannot work with {name} {version} '
+                f'infsa_seg cannot work with {name} {installed[name]} '
                 f'({limit.reason}): pip install "{limit.install}"'
             )
-        return
-    # A source checkout on the path has no metadata, and no version to check.
-    if find_spec(limit.module) is None:
+    # A source checkout on the path has no metadata, so no version to check.
+    if not names and find_spec(limit.module) is None:
         raise IncompatibleError(
             f'infsa_seg needs {limit.module}, which is not installed: '
             f'pip install "{limit.install}"'
@@ -183,18 +181,18 @@ def _missing_op(name: str) -> Any:
 
 
 def stand_in_for_onebit() -> None:
-    """Let mmengine import beside a DeepSpeed without 1-bit optimizers.
+    """Let mmengine use a DeepSpeed that has no 1-bit optimizers.
 
-    Seen with mmengine 0.10.7 and onedl-mmengine 0.10.12, which import
-    ``deepspeed.runtime.fp16.onebit`` as soon as DeepSpeed is installed;
-    DeepSpeed 0.19.8 has it no more. Can go when mmengine stops doing so.
+    Seen with mmengine 0.10.7 and onedl-mmengine 0.10.12, whose
+    ``DeepSpeedStrategy`` imports ``deepspeed.runtime.fp16.onebit`` when it is
+    built; DeepSpeed 0.19.8 has it no more. Can go when mmengine asks first.
     """
     deepspeed = find_spec('deepspeed')
     if deepspeed is None:
         return
-    # Looked up as a file: importing DeepSpeed to ask takes seconds.
-    (root,) = deepspeed.submodule_search_locations or ('',)
-    if Path(root, 'runtime', 'fp16', 'onebit').is_dir():
+    # Looked up as a folder: to ask DeepSpeed itself is to import it.
+    roots = deepspeed.submodule_search_locations or []
+    if any(Path(root, 'runtime', 'fp16', 'onebit').exists() for root in roots):
         return
     stand_in = ModuleType('deepspeed.runtime.fp16.onebit')
     for name in ('OnebitAdam', 'OnebitLamb', 'ZeroOneAdam'):
@@ -213,25 +211,36 @@ class _MissingOptimizer:
 def allow_checkpoint_types() -> None:
     """Let ``torch.load(weights_only=True)`` read mmengine's checkpoints.
 
-    Seen with mmengine 0.10.7 and torch 2.6 or newer, whose default that is:
-    beside tensors a checkpoint holds the log's history and numpy numbers.
-    Nothing else is allowed, so a foreign pickle is still refused. Can go when
-    mmengine saves plain types.
+    Seen with mmengine 0.10.7, whose checkpoints hold, beside tensors, the
+    history of the log, numpy numbers and the functions of two classes by
+    name. Nothing else is allowed, so that a foreign pickle is still refused.
+    Can go when mmengine saves plain types.
     """
     import numpy as np
     import torch
     from mmengine.logging import HistoryBuffer
+    from mmengine.optim.scheduler import OneCycleParamScheduler
 
-    # Taken from the arrays themselves, since their modules have moved: both
-    # names are allowed, so that either numpy reads what the other one saved.
+    owners = (HistoryBuffer, OneCycleParamScheduler)
+
+    def get_function(owner: Any, name: str) -> Any:
+        """Stand in for ``getattr``, which could reach anything."""
+        function = getattr(owner, name, None) if owner in owners else None
+        if not isfunction(function):
+            raise UnpicklingError(f'{name!r} of {owner!r} is not allowed')
+        return function
+
+    # Taken from the numbers themselves, since numpy 2 moved their modules.
+    # Both paths are allowed: either numpy reads what the other one saved.
     rebuilders = {
         '_reconstruct': np.empty(0).__reduce__()[0],
         'scalar': np.float64(0).__reduce__()[0],
     }
-    numbers = (np.bool_, np.uint8, np.int64, np.float32, np.float64)
+    numbers = (np.int64, np.float32, np.float64)
     torch.serialization.add_safe_globals(
         [
-            HistoryBuffer,
+            *owners,
+            (get_function, 'builtins.getattr'),
             np.ndarray,
             np.dtype,
             *(type(np.dtype(number)) for number in numbers),
@@ -242,3 +251,16 @@ def allow_checkpoint_types() -> None:
             ),
         ]
     )
+
+
+def load_safely_only() -> None:
+    """Keep a fork of mmengine from unpickling whatever it is given.
+
+    Seen with onedl-mmengine 0.10.12: where the safe load fails it goes on to
+    the unsafe one, which runs what the file says. Can go when it does not.
+    """
+    import torch
+    from mmengine.runner import checkpoint
+
+    if hasattr(checkpoint, '_safe_torch_load'):
+        checkpoint._safe_torch_load = partial(torch.load, weights_only=True)
