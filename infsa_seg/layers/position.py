@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from infsa_seg.ops import Rows
+from infsa_seg.ops import Rows, sum_dtype
 
 
 def cubic_weights(
-    num_in: int, num_out: int, rows: Rows, device: torch.device | None = None
+    num_in: int, num_out: int, rows: Rows, like: Tensor
 ) -> Tensor:
     """Rows of the matrix that resamples ``num_in`` samples to ``num_out``.
 
@@ -21,17 +21,17 @@ def cubic_weights(
     one dimension.
 
     Returns:
-        (rows.num_rows, num_in), float32.
+        (rows.num_rows, num_in), dtype and device of ``like``.
     """
-    out = torch.arange(*rows, device=device, dtype=torch.float64)
+    out = torch.arange(*rows, device=like.device, dtype=torch.float64)
     place = (out + 0.5) * (num_in / num_out) - 0.5
     first = place.floor()
-    offsets = torch.arange(-1, 3, device=device, dtype=torch.float64)
+    offsets = torch.arange(-1, 3, device=like.device, dtype=torch.float64)
     distance = (place[:, None] - first[:, None] - offsets).abs()
     a = -0.75
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
     far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    weights = torch.where(distance <= 1, near, far).float()
+    weights = torch.where(distance <= 1, near, far).to(like.dtype)
     taps = (first[:, None] + offsets).long().clamp(0, num_in - 1)
     matrix = weights.new_zeros(rows.num_rows, num_in)
     return matrix.scatter_add(1, taps, weights)
@@ -48,15 +48,15 @@ def resample_grid(
         rows: rows of the target grid to return.
 
     Returns:
-        (rows.num_rows, num_columns, C) in float32; the grid itself where the
-        sizes agree.
+        (rows.num_rows, num_columns, C) in float32 or better; the grid
+        itself where the sizes agree.
     """
-    grid = grid.float()
+    grid = grid.to(sum_dtype(grid.dtype))
     if tuple(grid.shape[:2]) == (num_rows, num_columns):
         return grid[slice(*rows)]
-    down = cubic_weights(grid.shape[0], num_rows, rows, grid.device)
+    down = cubic_weights(grid.shape[0], num_rows, rows, grid)
     right = cubic_weights(
-        grid.shape[1], num_columns, Rows(0, num_columns), grid.device
+        grid.shape[1], num_columns, Rows(0, num_columns), grid
     )
     # The rows first: a band never meets the full-size grid.
     return right @ torch.einsum('rg,gkc->rkc', down, grid)

@@ -21,6 +21,7 @@ from infsa_seg.ops import (
     ScoreState,
     State,
     crelu,
+    hide,
     landmark_keys,
     landmark_queries,
     landmark_temperature,
@@ -381,4 +382,6 @@ class SoftmaxAttention(_QuadraticAttention, variant='softmax'):
         self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None
     ) -> Tensor:
         mask = None if valid is None else valid[:, None, None, :]
-        return nn.functional.scaled_dot_product_attention(q, k, v, mask)
+        return nn.functional.scaled_dot_product_attention(
+            q, hide(k, valid), hide(v, valid), mask
+        )

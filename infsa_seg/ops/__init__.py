@@ -12,7 +12,7 @@ from .neumann import NeumannState, neumann_chain, neumann_graph
 from .reference import pure_infsa, softmax_attention
 from .rows import Rows, bands_of, split_rows
 from .state import Context, CountState, State, merge_all, sum_dtype
-from .tokens import count_tokens
+from .tokens import count_tokens, hide
 
 __all__ = [
     'Context',
@@ -25,6 +25,7 @@ __all__ = [
     'bands_of',
     'count_tokens',
     'crelu',
+    'hide',
     'landmark_keys',
     'landmark_queries',
     'landmark_temperature',
