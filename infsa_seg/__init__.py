@@ -11,4 +11,6 @@ from .version import __version__
 # The repairs must be in place before anything imports `mmseg.models`.
 compat.apply()
 
-__all__ = ['__version__']
+from . import engine, models  # noqa: E402
+
+__all__ = ['__version__', 'engine', 'models']

@@ -1,84 +1,23 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-"""Every repair of the stack below us, and the versions it can be built from.
+"""Every repair of the stack below us, in one place.
 
 :func:`apply` runs at ``import infsa_seg``. Each repair does nothing where
 upstream is healthy, and its docstring names the version it was seen with and
 when it can go.
 """
 
-import logging
 import sys
+from collections.abc import Iterator
 from functools import cache, partial
-from importlib import metadata
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from inspect import isfunction
 from pathlib import Path
 from pickle import UnpicklingError
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-from packaging.specifiers import SpecifierSet
-
-
-class IncompatibleError(ImportError):
-    """An installed, or missing, distribution that we cannot work with."""
-
-
-class Limit(NamedTuple):
-    """The versions of a module that can work, and why others cannot."""
-
-    module: str
-    versions: str
-    reason: str
-    install: str
-    # The limit holds only where this distribution is installed.
-    beside: str | None = None
-
-
-# Everything that must be importable, by the distributions that provide it.
-PROVIDERS = {
-    'torch': ('torch',),
-    'mmengine': ('mmengine', 'mmengine-lite', 'onedl-mmengine'),
-    'mmcv': ('mmcv', 'mmcv-lite', 'onedl-mmcv'),
-    'mmseg': ('mmsegmentation', 'onedl-mmsegmentation'),
-    'ftfy': ('ftfy',),
-    'regex': ('regex',),
-}
-
-LIMITS = (
-    Limit(
-        'torch',
-        '>=2.6',
-        'checkpoints cannot be loaded safely, CVE-2025-32434',
-        'torch>=2.6',
-    ),
-    Limit('mmengine', '>=0.10', 'written for 0.10', 'mmengine>=0.10.7,<1'),
-    Limit('mmcv', '>=2', 'mmsegmentation 1 needs it', 'mmcv-lite==2.1.0'),
-    Limit(
-        'mmcv',
-        '<2.2',
-        'mmsegmentation refuses it',
-        'mmcv-lite==2.1.0',
-        beside='mmsegmentation',
-    ),
-    Limit('mmseg', '>=1', 'written for 1.2', 'mmsegmentation>=1.2.2,<2'),
-    # mmsegmentation imports both, and declares neither.
-    Limit('ftfy', '', 'mmsegmentation imports it', 'ftfy'),
-    Limit('regex', '', 'mmsegmentation imports it', 'regex'),
-)
-
-# What the test suite was run with; others get a warning and a try.
-TESTED = {
-    'torch': '>=2.13,<2.14',
-    'mmengine': '>=0.10.7,<0.11',
-    'onedl-mmengine': '>=0.10.12,<0.11',
-    'mmcv-lite': '>=2.1.0,<2.2',
-    'mmcv': '>=2.1.0,<2.2',
-    'onedl-mmcv': '>=2.3.6,<2.4',
-    'mmsegmentation': '>=1.2.2,<1.3',
-    'onedl-mmsegmentation': '>=1.4.2,<1.5',
-}
+from .stack import check_versions
 
 
 @cache
@@ -92,62 +31,10 @@ def apply() -> None:
     check_versions()
     stand_in_for_mmcv_ext()
     stand_in_for_onebit()
+    find_packages_without_pkg_resources()
+    inherit_from_own_configs()
     allow_checkpoint_types()
     load_safely_only()
-
-
-def check_versions() -> None:
-    """Refuse what cannot work, warn in one line of what was not tested.
-
-    Raises:
-        IncompatibleError: See :data:`LIMITS`.
-    """
-    installed = {
-        name: version
-        for names in PROVIDERS.values()
-        for name in names
-        if (version := _version(name)) is not None
-    }
-    for limit in LIMITS:
-        _check(limit, installed)
-    untested = [
-        f'{name} {version} (tested: {TESTED[name]})'
-        for name, version in installed.items()
-        if name in TESTED and not _within(version, TESTED[name])
-    ]
-    if untested:
-        logging.getLogger(__package__).warning(
-            'infsa_seg is untested with %s', ', '.join(untested)
-        )
-
-
-def _check(limit: Limit, installed: dict[str, str]) -> None:
-    if limit.beside is not None and limit.beside not in installed:
-        return
-    names = [name for name in PROVIDERS[limit.module] if name in installed]
-    for name in names:
-        if not _within(installed[name], limit.versions):
-            raise IncompatibleError(
-                f'infsa_seg cannot work with {name} {installed[name]} '
-                f'({limit.reason}): pip install "{limit.install}"'
-            )
-    # A source checkout on the path has no metadata, so no version to check.
-    if not names and find_spec(limit.module) is None:
-        raise IncompatibleError(
-            f'infsa_seg needs {limit.module}, which is not installed: '
-            f'pip install "{limit.install}"'
-        )
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _within(version: str, versions: str) -> bool:
-    return SpecifierSet(versions).contains(version, prereleases=True)
 
 
 def stand_in_for_mmcv_ext() -> None:
@@ -208,6 +95,57 @@ class _MissingOptimizer:
         )
 
 
+def find_packages_without_pkg_resources() -> None:
+    """Let configs inherit from ``mmseg::`` where setuptools is recent.
+
+    Seen with mmengine 0.10.7, which finds packages by ``pkg_resources``;
+    setuptools 82 has it no more. Can go when mmengine asks ``importlib``, as
+    onedl-mmengine 0.10.12 does.
+    """
+    from mmengine.config import config
+    from mmengine.config.utils import MODULE2PACKAGE
+    from mmengine.hub import hub
+    from mmengine.utils import package_utils
+
+    if find_spec('pkg_resources') is not None:
+        return
+    modules = {package: module for module, package in MODULE2PACKAGE.items()}
+
+    def get_installed_path(package: str) -> str:
+        spec = find_spec(modules.get(package, package))
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(f'{package} is not installed')
+        return str(Path(spec.origin).parent)
+
+    def is_installed(package: str) -> bool:
+        return find_spec(modules.get(package, package)) is not None
+
+    for module in (package_utils, config, hub):
+        module.get_installed_path = get_installed_path
+        module.is_installed = is_installed
+
+
+def inherit_from_own_configs() -> None:
+    """Let configs say ``_base_ = 'infsa_seg::infvit/....py'``.
+
+    Seen with mmengine 0.10.7, which knows OpenMMLab's packages only, wants a
+    folder in the name, and would look for our models in a registry of our
+    own. Can go when mmengine resolves other packages as it does these.
+    """
+    from mmengine.config import Config
+
+    upstream = Config._get_cfg_path
+    configs = Path(__file__).parent / '.mim' / 'configs'
+
+    def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, str | None]:
+        package, _, name = cfg_path.rpartition('::')
+        if package == __package__:
+            return str(configs / name), None
+        return upstream(cfg_path, filename)
+
+    Config._get_cfg_path = staticmethod(get_cfg_path)
+
+
 def allow_checkpoint_types() -> None:
     """Let ``torch.load(weights_only=True)`` read mmengine's checkpoints.
 
@@ -230,12 +168,6 @@ def allow_checkpoint_types() -> None:
             raise UnpicklingError(f'{name!r} of {owner!r} is not allowed')
         return function
 
-    # Taken from the numbers themselves, since numpy 2 moved their modules.
-    # Both paths are allowed: either numpy reads what the other one saved.
-    rebuilders = {
-        '_reconstruct': np.empty(0).__reduce__()[0],
-        'scalar': np.float64(0).__reduce__()[0],
-    }
     numbers = (np.int64, np.float32, np.float64)
     torch.serialization.add_safe_globals(
         [
@@ -244,13 +176,22 @@ def allow_checkpoint_types() -> None:
             np.ndarray,
             np.dtype,
             *(type(np.dtype(number)) for number in numbers),
-            *(
-                (function, f'numpy.{core}.multiarray.{name}')
-                for core in ('core', '_core')
-                for name, function in rebuilders.items()
-            ),
+            *_numpy_rebuilders(),
         ]
     )
+
+
+def _numpy_rebuilders() -> Iterator[tuple[Any, str]]:
+    """What numpy calls to unpickle, by its path in numpy 1 and in numpy 2.
+
+    Both paths are allowed: either numpy reads what the other one saved.
+    """
+    import numpy as np
+
+    for number in (np.empty(0), np.float64()):
+        function = number.__reduce__()[0]
+        for core in ('core', '_core'):
+            yield function, f'numpy.{core}.multiarray.{function.__name__}'
 
 
 def load_safely_only() -> None:
