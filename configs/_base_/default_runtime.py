@@ -9,9 +9,8 @@ env_cfg = dict(
     dist_cfg=dict(backend='nccl'),
 )
 vis_backends = [dict(type='LocalVisBackend')]
-visualizer = dict(
-    type='SegLocalVisualizer', vis_backends=vis_backends, name='visualizer'
-)
+# No name: each run gets a visualizer of its own, and writes to its own place.
+visualizer = dict(type='SegLocalVisualizer', vis_backends=vis_backends)
 log_processor = dict(by_epoch=False)
 log_level = 'INFO'
 load_from = None

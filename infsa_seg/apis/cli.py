@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 from mmengine.config import DictAction
 
+from .errors import one_line
+
 
 class CfgOptions(DictAction):
     """mmengine's ``key=value`` arguments; one without ``=`` is refused."""
@@ -87,7 +89,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     except Exception as error:
         if sys.flags.dev_mode or not _is_users(error):
             raise
-        _say(f'error: {_one_line(error)}')
+        _say(f'error: {one_line(error)}')
         status = 1
     sys.exit(status)
 
@@ -110,10 +112,3 @@ def _is_users(error: Exception) -> bool:
     ) and 'build_from_cfg' in {
         frame.name for frame in traceback.extract_tb(error.__traceback__)
     }
-
-
-def _one_line(error: Exception) -> str:
-    """The message of an error; of one from a data worker, its last line."""
-    text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
-    lines = text.strip().splitlines() or [type(error).__name__]
-    return lines[-1] if lines[0].startswith('Caught ') else lines[0]

@@ -3,15 +3,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import mmseg.apis
 import numpy as np
 from mmengine.config import Config
 from mmseg.models import BaseSegmentor
+from mmseg.registry import DATASETS
 from mmseg.structures import SegDataSample
 
-from infsa_seg.models.utils import check_checkpoint
+from infsa_seg.models.utils import load_pretrained
 
 from .config import load_config
 
@@ -34,19 +35,38 @@ def init_model(
         cfg_options (dict, optional): Values by dotted key.
 
     Returns:
-        BaseSegmentor: In evaluation mode; with a checkpoint of ours its
-        ``dataset_meta`` names ``classes`` and ``palette``.
+        BaseSegmentor: In evaluation mode. Its ``dataset_meta`` has the
+        ``classes`` and ``palette`` of the checkpoint, else of the test data.
 
     Raises:
         FileNotFoundError: The config or the checkpoint is not there.
         ValueError: One of them is not usable.
     """
     cfg = load_config(config, cfg_options)
+    model = mmseg.apis.init_model(cfg, device=device)
+    model.dataset_meta = _dataset_meta(cfg)
     if checkpoint is not None:
-        checkpoint = str(checkpoint)
-        if '://' not in checkpoint:
-            check_checkpoint(checkpoint)
-    return mmseg.apis.init_model(cfg, checkpoint, device)
+        # Upstream's own loading is content when nothing in a file fits.
+        report = load_pretrained(model, str(checkpoint))
+        model.dataset_meta |= report.meta.get('dataset_meta', {})
+    return model
+
+
+def _dataset_meta(cfg: Config) -> dict[str, Any]:
+    """Classes and palette as the test data of a config has them."""
+    dataset = cfg.test_dataloader.dataset
+    metainfo = DATASETS.get(dataset.type).METAINFO
+    return {**metainfo, **dataset.get('metainfo', {})}
+
+
+@overload
+def inference(model: BaseSegmentor, images: Image) -> SegDataSample: ...
+
+
+@overload
+def inference(
+    model: BaseSegmentor, images: Sequence[Image]
+) -> list[SegDataSample]: ...
 
 
 def inference(

@@ -114,6 +114,13 @@ def test_own_adaptation_counts_as_loaded(save):
     assert (net.position.grid == 7).all()
 
 
+def test_meta_is_handed_on(save):
+    meta = {'dataset_meta': {'classes': ('a', 'b')}}
+    path = save({'state_dict': weights(), 'meta': meta})
+    assert load_pretrained(Net(), path).meta == meta
+    assert load_pretrained(Net(), save(weights())).meta == {}
+
+
 def test_given_prefix(save):
     state = weights('student.') | weights('teacher.')
     path = save(state)

@@ -36,7 +36,7 @@ class InputVisualizationHook(SegVisualizationHook):
             # The pipeline packs BGR as (channels, rows, columns).
             image = image.numpy().transpose(1, 2, 0)[..., ::-1]
             self._visualizer.add_datasample(
-                f'{mode}_{Path(output.img_path).name}',
+                f'{mode}_{Path(output.img_path).stem}',
                 mmcv.imresize(image, (width, height)),
                 data_sample=output,
                 show=self.show,

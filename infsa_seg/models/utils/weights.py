@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine.logging import print_log
@@ -35,6 +36,8 @@ class LoadReport:
             differ: ``(shape in the file, shape in the module)``.
         outside (int): Number of entries not under ``prefix``, such as those
             of a decode head when a backbone is loaded.
+        meta (dict): What the file says of itself, such as ``dataset_meta``;
+            empty where it holds weights alone.
     """
 
     checkpoint: str
@@ -44,6 +47,7 @@ class LoadReport:
     unexpected: tuple[str, ...]
     mismatched: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
     outside: int
+    meta: dict[str, Any]
 
     @property
     def complete(self) -> bool:
@@ -177,6 +181,7 @@ def load_pretrained(
         unexpected=tuple(unexpected),
         mismatched=mismatched,
         outside=len(entries) - len(state) - len(mismatched),
+        meta=content.get('meta', {}),
     )
     if not report.loaded:
         raise ValueError(

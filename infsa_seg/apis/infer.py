@@ -1,0 +1,165 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""Class maps of picture files and of synthetic scenes."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmseg.evaluation import IoUMetric
+from mmseg.models import BaseSegmentor
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+
+from infsa_seg.datasets.scenes import Scene
+
+from .errors import one_line
+from .inference import inference, init_model
+from .pictures import read_image, write_mask, write_overlay
+
+IGNORED = 255
+_SCENE = re.compile(r'scene:(\d+)(?:x(\d+))?(?::(\d+))?')
+
+
+@dataclass(frozen=True)
+class InferResult:
+    """What :func:`infer` did.
+
+    Attributes:
+        written (tuple[Path]): The files, in order.
+        failures (dict[str, str]): Reason by input.
+        metrics (dict[str, float]): ``mIoU`` and the like, in percent, over
+            all inputs whose labels are known; empty without such.
+    """
+
+    written: tuple[Path, ...]
+    failures: dict[str, str]
+    metrics: dict[str, float]
+
+
+def infer(
+    config: str | Path | Config,
+    checkpoint: str,
+    inputs: Sequence[str],
+    out: str | Path,
+    labels: str | Path | None = None,
+    device: str | None = None,
+    cfg_options: dict[str, Any] | None = None,
+) -> InferResult:
+    """Segment each input as a whole; go on where one fails.
+
+    For each it writes ``NAME_mask.png``, class indices with a palette, and
+    ``NAME_overlay.png``, the picture under its classes with a legend.
+
+    Args:
+        config (str | Path | Config): As for :func:`load_config`.
+        checkpoint (str): Weights.
+        inputs (sequence): Picture files, and ``scene:SIZE[:NUMBER]`` or
+            ``scene:ROWSxCOLS[:NUMBER]`` for a scene like those that the
+            config tests with.
+        out (str | Path): Directory to write to; made if need be.
+        labels (str | Path, optional): Directory with ``NAME.png`` for each
+            picture ``NAME.*``: class indices, other values are ignored.
+        device (str, optional): Defaults to a GPU, if there is one.
+        cfg_options (dict, optional): Values by dotted key.
+
+    Returns:
+        InferResult: What was written, what failed, and the metrics.
+
+    Raises:
+        FileNotFoundError: The config or the checkpoint is not there.
+        ValueError: One of them is not usable.
+    """
+    model = init_model(config, checkpoint, device or get_device(), cfg_options)
+    metric = IoUMetric(ignore_index=IGNORED)
+    metric.dataset_meta = model.dataset_meta
+    written: list[Path] = []
+    failures: dict[str, str] = {}
+    console = Console(stderr=True)
+    for name in track(
+        inputs,
+        'Inference',
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ):
+        try:
+            written += _infer_one(model, name, Path(out), labels, metric)
+        # RuntimeError is how PyTorch says that memory does not suffice.
+        except (ValueError, OSError, RuntimeError) as error:
+            failures[name] = one_line(error).removeprefix(f'{name}: ')
+    metrics = metric.evaluate(len(metric.results)) if metric.results else {}
+    return InferResult(tuple(written), failures, metrics)
+
+
+def _infer_one(
+    model: BaseSegmentor,
+    name: str,
+    out: Path,
+    labels: str | Path | None,
+    metric: IoUMetric,
+) -> list[Path]:
+    """Segment one input, write its files and count it where labels exist."""
+    if name.startswith('scene:'):
+        stem, image, label = _draw_scene(name, model.cfg)
+    else:
+        stem, image, label = Path(name).stem, read_image(name), None
+        if labels is not None:
+            label = _read_label(Path(labels, f'{stem}.png'), image)
+    mask = inference(model, image).pred_sem_seg.data[0].cpu()
+    classes = model.dataset_meta['classes']
+    palette = model.dataset_meta['palette']
+    if label is not None:
+        label = np.where(label < len(classes), label, IGNORED)
+        sample = {
+            'pred_sem_seg': {'data': mask},
+            'gt_sem_seg': {'data': torch.from_numpy(label)},
+        }
+        metric.process({}, [sample])
+    paths = [out / f'{stem}_mask.png', out / f'{stem}_overlay.png']
+    write_mask(paths[0], mask.numpy(), palette)
+    write_overlay(paths[1], image, mask.numpy(), classes, palette)
+    return paths
+
+
+def _read_label(path: Path, image: np.ndarray) -> np.ndarray:
+    with Image.open(path) as picture:
+        label = np.array(picture)
+    if label.shape != image.shape[:2]:
+        raise ValueError(
+            f'{path}: shape {label.shape} for an image of '
+            f'{image.shape[:2]}; one class index per pixel is needed'
+        )
+    return label
+
+
+def _draw_scene(name: str, cfg: Config) -> tuple[str, np.ndarray, np.ndarray]:
+    """Name, image and label of a scene like those the config tests with."""
+    match = _SCENE.fullmatch(name)
+    if not match:
+        raise ValueError(
+            f'{name}: write scene:SIZE, scene:ROWSxCOLS, and :NUMBER after it '
+            'for another one'
+        )
+    dataset = cfg.test_dataloader.dataset
+    if dataset.type != 'SyntheticScenes':
+        raise ValueError(
+            f'{name}: the config tests on {dataset.type}, so what its scenes '
+            'look like is not known'
+        )
+    height, width, index = match.groups()
+    size = int(height), int(width or height)
+    kind = {
+        key: dataset[key]
+        for key in ('seed', 'cue', 'patch', 'cue_repeats')
+        if key in dataset
+    }
+    rgb, label = Scene(index=int(index or 0), size=size, **kind).read()
+    stem = f'scene-{size[0]}x{size[1]}-{int(index or 0)}'
+    return stem, rgb[..., ::-1], label
