@@ -120,6 +120,11 @@ def _prepare(
 def _build_runner(cfg: Config) -> Runner:
     if 'runner_type' in cfg:
         return RUNNERS.build(cfg)
+    if cfg.launcher != 'none' and get_device() == 'cpu':
+        raise ValueError(
+            f"--launcher {cfg.launcher}: mmengine's Runner spreads over GPUs "
+            'only, and none was found'
+        )
     return Runner.from_cfg(cfg)
 
 

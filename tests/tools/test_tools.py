@@ -112,6 +112,35 @@ def test_test_and_infer_agree(tool, project, trained, tmp_path):
     assert str(tmp_path / 'infer' / '0_overlay.png') in inferred.out
 
 
+def test_augmented(tool, project, trained, tmp_path):
+    """Of two mirror images, each pixel gets the mean of both."""
+    config = tmp_path / 'tta.py'
+    config.write_text(f"""
+_base_ = '{project / 'tiny.py'}'
+tta_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(
+        type='TestTimeAug',
+        transforms=[
+            [dict(type='RandomFlip', prob=prob) for prob in (0.0, 1.0)],
+            [dict(type='LoadAnnotations')],
+            [dict(type='PackSegInputs')],
+        ],
+    ),
+]
+""")
+    outcome = tool(
+        'test.py',
+        config,
+        trained / 'iter_30.pth',
+        '--tta',
+        '--work-dir',
+        tmp_path,
+    )
+    assert outcome.status == 0
+    assert miou(outcome) > 75
+
+
 def test_infer_tries_every_input(tool, project, trained, tmp_path):
     image = project / 'data' / 'image' / '0.png'
     broken, missing = tmp_path / 'broken.png', tmp_path / 'missing.png'
@@ -220,7 +249,7 @@ BAD_INPUT = {
     ),
     'augmentation not configured': (
         'test.py tiny.py iter_30.pth --tta',
-        '--tta: the config has no tta_model',
+        '--tta: the config has no tta_pipeline',
     ),
     'masks without a metric': (
         'test.py tiny.py iter_30.pth --out out '
@@ -282,9 +311,19 @@ def test_bad_usage(tool, desk, arguments):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='a GPU is there')
-def test_amp_needs_a_gpu(tool, desk):
-    outcome = tool('train.py', 'tiny.py', '--amp')
+@pytest.mark.parametrize('arguments', ['--amp', '--launcher pytorch'])
+def test_needs_a_gpu(tool, desk, arguments):
+    outcome = tool('train.py', 'tiny.py', *arguments.split())
     assert outcome.status == 1
-    assert outcome.err.endswith(
-        'train.py: error: --amp: mixed precision needs a GPU, none was found\n'
-    )
+    line = outcome.err.splitlines()[-1]
+    assert line.startswith(f'train.py: error: {arguments}: ')
+    assert line.endswith('none was found')
+
+
+@pytest.mark.parametrize('name', ['train.py', 'test.py', 'infer.py'])
+def test_help(tool, name):
+    outcome = tool(name, '--help')
+    assert outcome.status == 0
+    assert '--cfg-options' in outcome.out
+    # `mim train` looks for it, and would pass it.
+    assert '--gpus' not in outcome.out
