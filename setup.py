@@ -7,8 +7,9 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
+from setuptools.command.egg_info import egg_info
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).resolve().parent
 
 
 class BuildWithMim(build_py):
@@ -33,6 +34,21 @@ class BuildWithMim(build_py):
                 shutil.copytree(ROOT / name, mim / name)
             else:
                 shutil.copy(ROOT / name, mim)
+
+
+class EggInfo(egg_info):
+    """Lead openmim to a package that is used in place.
+
+    It joins the folder of the metadata and the first line of
+    ``top_level.txt``; a full path takes it to the checkout.
+    """
+
+    def run(self):
+        """Write the metadata, then name the checkout."""
+        super().run()
+        if 'editable_wheel' in self.distribution.commands:
+            top_level = Path(self.egg_info, 'top_level.txt')
+            top_level.write_text(f'{ROOT / "infsa_seg"}\ninfsa_seg\n')
 
 
 def read_requirements(name):
@@ -63,6 +79,6 @@ setup(
     packages=find_packages(include=['infsa_seg', 'infsa_seg.*']),
     install_requires=read_requirements('runtime'),
     extras_require=extras,
-    cmdclass={'build_py': BuildWithMim},
+    cmdclass={'build_py': BuildWithMim, 'egg_info': EggInfo},
     zip_safe=False,
 )
