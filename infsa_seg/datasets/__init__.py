@@ -1,0 +1,15 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""Datasets, registered with mmsegmentation."""
+
+from .camvid import CamVidDataset
+from .checked import CheckedSegDataset
+from .scenes import Scene
+from .synthetic_scenes import LoadSyntheticScene, SyntheticScenes
+
+__all__ = [
+    'CamVidDataset',
+    'CheckedSegDataset',
+    'LoadSyntheticScene',
+    'Scene',
+    'SyntheticScenes',
+]

@@ -1,0 +1,139 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""A dataset without files: scenes that are drawn when they are asked for."""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from mmcv.transforms import BaseTransform
+from mmseg.datasets import BaseSegDataset
+from mmseg.registry import DATASETS, TRANSFORMS
+
+from .scenes import PAINTERS, Scene
+
+
+@DATASETS.register_module()
+class SyntheticScenes(BaseSegDataset):
+    """Drawn scenes whose labels can depend on a cue far away.
+
+    Equal arguments give equal scenes; training, validation and test data
+    differ by ``seed``. The pipeline begins with :class:`LoadSyntheticScene`.
+
+    Args:
+        num_scenes (int): Length of the dataset.
+        size (int | tuple[int, int]): Height and width in pixels.
+        cue (str, optional): What decides the labels, ``None``, ``'scene'``
+            (eight classes, both) or ``'legend'`` (four classes); see
+            :class:`Scene`.
+        seed (int): Names the series of scenes.
+        patch (int): Unit of the cue in pixels, see :class:`Scene`.
+        cue_repeats (int): Size of the cue in patches, see :class:`Scene`.
+        **kwargs: ``pipeline``, ``test_mode`` and the like, as for
+            :class:`mmseg.datasets.BaseSegDataset`.
+
+    Raises:
+        ValueError: There are no scenes, the cue is unknown, or it is larger
+            than a scene.
+    """
+
+    METAINFO: ClassVar[dict[str, Any]] = {
+        'classes': PAINTERS['scene'].CLASSES,
+        'palette': PAINTERS['scene'].PALETTE,
+    }
+
+    def __init__(
+        self,
+        num_scenes: int,
+        size: int | tuple[int, int] = 128,
+        cue: str | None = 'scene',
+        seed: int = 0,
+        patch: int = 8,
+        cue_repeats: int = 4,
+        **kwargs: Any,
+    ) -> None:
+        if num_scenes < 1:
+            raise ValueError(f'num_scenes={num_scenes}: give 1 or more')
+        height, width = (size, size) if isinstance(size, int) else size
+        self.num_scenes = num_scenes
+        self.first_scene = Scene(
+            0, seed, (height, width), cue, patch, cue_repeats
+        )
+        painter = PAINTERS[cue]
+        metainfo = {'classes': painter.CLASSES, 'palette': painter.PALETTE}
+        super().__init__(metainfo=metainfo, **kwargs)
+
+    @classmethod
+    def get_label_map(cls, new_classes: Any = None) -> None:
+        """Map nothing: the classes follow the cue, not a file."""
+        return None
+
+    def load_data_list(self) -> list[dict[str, Any]]:
+        """Describe every scene; ``img_path`` only names it, for outputs."""
+        series = f'{self.first_scene.cue or "plain"}-{self.first_scene.seed}'
+        return [
+            {
+                'img_path': f'{series}-{index:05d}.png',
+                'scene': replace(self.first_scene, index=index),
+                'label_map': self.label_map,
+                'reduce_zero_label': self.reduce_zero_label,
+                'seg_fields': [],
+            }
+            for index in range(self.num_scenes)
+        ]
+
+
+@TRANSFORMS.register_module()
+class LoadSyntheticScene(BaseTransform):
+    """Draw a scene, where other pipelines load an image and its mask.
+
+    Required Keys:
+
+    - scene (:class:`Scene`)
+
+    Modified Keys:
+
+    - img (uint8, (H, W, 3), BGR as mmcv loads it)
+    - img_shape
+    - ori_shape
+    - gt_seg_map (uint8, (H, W))
+    - seg_fields
+
+    Args:
+        crop_size (tuple[int, int], optional): Draw a window of this height
+            and width at a random place and nothing else, which is how to
+            train on scenes that no memory holds. Most windows do not show
+            the cue. Defaults to None, the whole scene.
+    """
+
+    def __init__(self, crop_size: tuple[int, int] | None = None) -> None:
+        self.crop_size = crop_size
+
+    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Draw the scene in ``results``.
+
+        Raises:
+            ValueError: ``crop_size`` is larger than the scene.
+        """
+        scene = results['scene']
+        rgb, label = scene.read(*self._draw_window(scene))
+        results['img'] = np.ascontiguousarray(rgb[..., ::-1])
+        results['img_shape'] = label.shape
+        results['ori_shape'] = label.shape
+        results['gt_seg_map'] = label
+        results['seg_fields'].append('gt_seg_map')
+        return results
+
+    def _draw_window(self, scene: Scene) -> tuple[int, ...]:
+        if self.crop_size is None:
+            return ()
+        spare = np.subtract(scene.size, self.crop_size)
+        if spare.min() < 0:
+            raise ValueError(
+                f'crop_size={tuple(self.crop_size)} is larger than the '
+                f'scenes of {scene.size} pixels; enlarge their size'
+            )
+        row, col = np.random.randint(spare + 1)
+        return int(row), int(col), *self.crop_size
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(crop_size={self.crop_size})'
