@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmseg.evaluation import IoUMetric
 from mmseg.models import BaseSegmentor
+from mmseg.registry import DATASETS
 from PIL import Image
 from rich.console import Console
 from rich.progress import track
 
-from infsa_seg.datasets.scenes import Scene
+from infsa_seg.datasets import SyntheticScenes
 
 from .errors import one_line
 from .inference import inference, init_model
@@ -147,19 +148,15 @@ def _draw_scene(name: str, cfg: Config) -> tuple[str, np.ndarray, np.ndarray]:
             f'{name}: write scene:SIZE, scene:ROWSxCOLS, and :NUMBER after it '
             'for another one'
         )
-    dataset = cfg.test_dataloader.dataset
-    if dataset.type != 'SyntheticScenes':
+    kind = cfg.test_dataloader.dataset
+    if kind.type != SyntheticScenes.__name__:
         raise ValueError(
-            f'{name}: the config tests on {dataset.type}, so what its scenes '
+            f'{name}: the config tests on {kind.type}, so what its scenes '
             'look like is not known'
         )
-    height, width, index = match.groups()
-    size = int(height), int(width or height)
-    kind = {
-        key: dataset[key]
-        for key in ('seed', 'cue', 'patch', 'cue_repeats')
-        if key in dataset
-    }
-    rgb, label = Scene(index=int(index or 0), size=size, **kind).read()
-    stem = f'scene-{size[0]}x{size[1]}-{int(index or 0)}'
-    return stem, rgb[..., ::-1], label
+    rows, cols, number = match.groups()
+    size, index = (int(rows), int(cols or rows)), int(number or 0)
+    scenes = DATASETS.build({**kind, 'size': size, 'lazy_init': True})
+    rgb, label = replace(scenes.first_scene, index=index).read()
+    stem = f'scene-{size[0]}x{size[1]}-{index}'
+    return stem, np.ascontiguousarray(rgb[..., ::-1]), label

@@ -44,19 +44,19 @@ def init_model(
     """
     cfg = load_config(config, cfg_options)
     model = mmseg.apis.init_model(cfg, device=device)
-    model.dataset_meta = _dataset_meta(cfg)
+    meta = {}
     if checkpoint is not None:
         # Upstream's own loading is content when nothing in a file fits.
         report = load_pretrained(model, str(checkpoint))
-        model.dataset_meta |= report.meta.get('dataset_meta', {})
+        meta = report.meta.get('dataset_meta', {})
+    model.dataset_meta = meta or _test_meta(cfg)
     return model
 
 
-def _dataset_meta(cfg: Config) -> dict[str, Any]:
-    """Classes and palette as the test data of a config has them."""
-    dataset = cfg.test_dataloader.dataset
-    metainfo = DATASETS.get(dataset.type).METAINFO
-    return {**metainfo, **dataset.get('metainfo', {})}
+def _test_meta(cfg: Config) -> dict[str, Any]:
+    """Classes and palette of a config's test data, which may be absent."""
+    dataset = {**cfg.test_dataloader.dataset, 'lazy_init': True}
+    return DATASETS.build(dataset).metainfo
 
 
 @overload

@@ -6,6 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
+from infsa_seg.apis import init_model
+from infsa_seg.datasets import SyntheticScenes
+
 
 def read(path):
     with Image.open(path) as picture:
@@ -174,6 +177,63 @@ def test_infer_tries_every_input(tool, project, trained, tmp_path):
         '0_mask.png',
         '0_overlay.png',
     ]
+
+
+def test_scenes_have_no_files(tool, project, tmp_path):
+    config = tmp_path / 'scenes.py'
+    classes = len(SyntheticScenes.METAINFO['classes'])
+    config.write_text(f"""
+_base_ = '{project / 'tiny.py'}'
+model = dict(decode_head=dict(num_classes={classes}))
+test_pipeline = [
+    dict(type='LoadSyntheticScene'),
+    dict(type='PackSegInputs'),
+]
+test_dataloader = dict(
+    dataset=dict(
+        _delete_=True,
+        type='SyntheticScenes',
+        num_scenes=2,
+        size=(48, 64),
+        patch=4,
+        seed=5,
+        pipeline=test_pipeline,
+    )
+)
+""")
+    checkpoint = tmp_path / 'weights.pth'
+    torch.save(init_model(config).state_dict(), checkpoint)
+    tested = tool(
+        'test.py',
+        config,
+        checkpoint,
+        '--work-dir',
+        tmp_path,
+        '--out',
+        tmp_path / 'out',
+        '--show-dir',
+        tmp_path / 'show',
+    )
+    assert tested.status == 0
+    assert len(list((tmp_path / 'show').rglob('*.png'))) == 2
+
+    scenes = ['scene:48x64', 'scene:48x64:1']
+    inferred = tool(
+        'infer.py', config, checkpoint, *scenes, '--out', tmp_path / 'infer'
+    )
+    assert inferred.status == 0
+    assert miou(inferred) == miou(tested)
+    for index in range(2):
+        name = f'scene-48x64-{index}_mask.png'
+        _, mask = read(tmp_path / 'infer' / name)
+        (tested_as,) = (tmp_path / 'out').glob(f'*{index}.png')
+        np.testing.assert_array_equal(mask, read(tested_as)[1])
+
+    outcome = tool(
+        'infer.py', config, checkpoint, 'scene:x', '--out', tmp_path / 'infer'
+    )
+    assert outcome.status == 1
+    assert 'failed: scene:x: write scene:SIZE' in outcome.err
 
 
 class Foreign:
