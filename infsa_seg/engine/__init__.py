@@ -2,6 +2,11 @@
 """What training and testing need beside models and data."""
 
 from .files import AtomicBackend, atomic_path
-from .hooks import InputVisualizationHook
+from .hooks import InputVisualizationHook, WeightsFitHook
 
-__all__ = ['AtomicBackend', 'InputVisualizationHook', 'atomic_path']
+__all__ = [
+    'AtomicBackend',
+    'InputVisualizationHook',
+    'WeightsFitHook',
+    'atomic_path',
+]

@@ -282,6 +282,14 @@ BAD_INPUT = {
         'text.py: not a checkpoint',
     ),
     'weights of another model': (
+        'test.py tiny.py other.pth',
+        'other.pth: nothing in it fits the model',
+    ),
+    'weights of another model to start from': (
+        'train.py tiny.py --cfg-options load_from=other.pth',
+        'other.pth: nothing in it fits the model',
+    ),
+    'weights of another model to infer with': (
         'infer.py tiny.py other.pth 0.png --out out',
         'other.pth: nothing in it fits EncoderDecoder',
     ),

@@ -34,4 +34,5 @@ default_hooks = dict(
     ),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='InputVisualizationHook'),
+    weights_fit=dict(type='WeightsFitHook'),
 )

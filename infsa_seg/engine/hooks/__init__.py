@@ -2,5 +2,6 @@
 """Hooks for mmengine's runners."""
 
 from .visualization_hook import InputVisualizationHook
+from .weights_fit_hook import WeightsFitHook
 
-__all__ = ['InputVisualizationHook']
+__all__ = ['InputVisualizationHook', 'WeightsFitHook']
