@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from infsa_seg.ops import Context
 
-from .protocol import Merge, identity, run_global
+from .protocol import GlobalOp, Merge, identity, run_global
 
 
 class InfSAAttention(nn.Module):
@@ -122,7 +122,9 @@ class InfSAAttention(nn.Module):
         Returns:
             (B, ..., C).
         """
-        (out,) = run_global(self, [x], merge, [valid], context)
+        # Every variant that does not override this has the verbs.
+        op = cast(GlobalOp, self)
+        (out,) = run_global(op, [x], merge, [valid], context)
         return out
 
     def _load_from_state_dict(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from infsa_seg.ops import Context
 
-from .protocol import Halo, Merge, identity, zero_rows
+from .protocol import GlobalOp, Halo, Merge, identity, zero_rows
 
 
 class GlobalBranch(nn.Module):
@@ -22,17 +22,19 @@ class GlobalBranch(nn.Module):
     operation that is not mergeable it has no ``num_phases``.
     """
 
+    op: GlobalOp
+
     def __init__(
         self, norm: nn.Module, op: nn.Module, drop_path: nn.Module
     ) -> None:
         super().__init__()
         self.norm = norm
-        self.op = op
+        self.add_module('op', op)
         self.drop_path = drop_path
 
     @property
     def num_phases(self) -> int:
-        return self.op.num_phases  # type: ignore[no-any-return]
+        return self.op.num_phases
 
     def init_state(self, batch: int, phase: int, device: torch.device) -> Any:
         return self.op.init_state(batch, phase, device)
@@ -79,7 +81,7 @@ class LocalBranch(nn.Module):
         self.norm = norm
         self.op = op
         self.drop_path = drop_path
-        self.halo: int = op.halo
+        self.halo = int(op.halo)  # type: ignore[arg-type]
 
     def forward(
         self,

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 
 class FFN(nn.Module):
-    """Two linears with a GELU, token by token (``kind='mlp'``), or with a
-    depthwise 3x3 between them (``kind='dwconv'``), which mixes neighbours and
-    tells position.
+    """Two linears with a GELU, on each token or with its neighbours.
+
+    Kind 'mlp' acts token by token; 'dwconv' has a depthwise 3x3 between the
+    linears, which mixes neighbours and tells position.
 
     Args:
         embed_dims: channels C.

@@ -100,6 +100,17 @@ class GlobalOp(Protocol):
         """Answer a band, (B, ..., C) to (B, ..., C)."""
         ...
 
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        merge: Merge = ...,
+        valid: Tensor | None = ...,
+        context: Context | None = ...,
+    ) -> Tensor:
+        """Run all phases over one band and answer it, as by the verbs."""
+        ...
+
 
 def run_global(
     op: GlobalOp,
@@ -120,7 +131,9 @@ def run_global(
     Returns:
         The output of each band.
     """
-    masks = [None] * len(bands) if valid is None else valid
+    masks: list[Tensor | None] = [None] * len(bands)
+    if valid is not None:
+        masks = valid
     if context is None:
         context = count_context(bands, merge, masks)
     batch, device = bands[0].shape[0], bands[0].device

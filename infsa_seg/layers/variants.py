@@ -275,19 +275,15 @@ class NeumannInfSA(InfSAAttention, variant='neumann'):
         valid: Tensor | None = None,
     ) -> NeumannState:
         x, valid = flat(x, valid)
-        k = self.split_heads(self.k_proj(x))
+        phi_k = self._key_factors(x, context)
         v = self.split_heads(self.v_proj(x))
         if self.graph == 'crelu':
             phi_q = self._query_factors(x, context)
             with no_autocast(x.device):
-                phi_k = crelu(k)
                 return state.merge(neumann.sum_graph(phi_q, phi_k, v, valid))
-        phi_q = self._query_factors(x, context) if self.hops > 1 else None
+        walk = self._query_factors(x, context) if self.hops > 1 else None
         with no_autocast(x.device):
-            phi_k = landmark_keys(
-                k, self.landmarks, self._temperature(context)
-            )
-            return state.merge(neumann.sum_chain(phi_k, v, valid, phi_q))
+            return state.merge(neumann.sum_chain(phi_k, v, valid, walk))
 
     def finalize(
         self, state: NeumannState, phase: int, context: Context
@@ -317,6 +313,13 @@ class NeumannInfSA(InfSAAttention, variant='neumann'):
             return landmark_queries(
                 q, self.landmarks, self._temperature(context)
             )
+
+    def _key_factors(self, x: Tensor, context: Context) -> Tensor:
+        k = self.split_heads(self.k_proj(x))
+        with no_autocast(x.device):
+            if self.graph == 'crelu':
+                return crelu(k)
+            return landmark_keys(k, self.landmarks, self._temperature(context))
 
     def _temperature(self, context: Context) -> Tensor:
         if not self.log_n:

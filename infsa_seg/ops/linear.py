@@ -108,7 +108,7 @@ def probe_keys(
         of a token x is ``probe . x + offset``.
     """
     num_heads, width = query.shape[1:]
-    weight = weight.to(query.dtype).unflatten(0, (num_heads, width))
+    weight = weight.to(query.dtype).view(num_heads, width, -1)
     probe = torch.einsum('bhd,hdc->bhc', query, weight)
     if bias is None:
         return probe, probe.new_zeros(probe.shape[:2])
@@ -209,7 +209,7 @@ def _project(
         mass: (B, H) sums of the weights, which multiply the bias.
     """
     num_heads = x.shape[1]
-    weight = weight.to(x.dtype).unflatten(0, (num_heads, -1))
+    weight = weight.to(x.dtype).view(num_heads, -1, x.shape[-1])
     out = torch.einsum('bhc,hdc->bhd', x, weight)
     if bias is not None:
         out = out + mass[..., None] * bias.to(x.dtype).view(num_heads, -1)

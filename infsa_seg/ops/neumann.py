@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from .state import State, merge_all, sum_dtype
+from .state import State, merge_all
 from .tokens import EPS, as_discount, chunk_tokens, count_tokens, hide
 
 

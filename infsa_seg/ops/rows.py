@@ -7,6 +7,7 @@ whatever is being cut: pixels, tokens or output blocks.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 
@@ -18,6 +19,7 @@ class Rows(NamedTuple):
 
     @property
     def num_rows(self) -> int:
+        """How many rows there are."""
         return self.stop - self.start
 
     def grow(self, halo: int, total: int) -> Rows:
@@ -56,7 +58,7 @@ def split_rows(num_rows: int, parts: int, multiple: int = 1) -> list[Rows]:
         min((part * least + min(part, extra)) * multiple, num_rows)
         for part in range(parts + 1)
     ]
-    return [Rows(a, b) for a, b in zip(borders, borders[1:], strict=False)]
+    return [Rows(a, b) for a, b in itertools.pairwise(borders)]
 
 
 def bands_of(num_rows: int, height: int) -> list[Rows]:

@@ -50,7 +50,7 @@ class _AllReduce(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.clone()
         torch.distributed.all_reduce(grad, group=ctx.group)
         return grad, None
@@ -98,7 +98,7 @@ class State:
         for tensor in mine.values():
             dtype = torch.promote_types(dtype, tensor.dtype)
         buffer = torch.cat([t.to(dtype).flatten() for t in mine.values()])
-        buffer = _AllReduce.apply(buffer, group)
+        buffer = _AllReduce.apply(buffer, group)  # type: ignore[no-untyped-call]
         pieces = buffer.split([t.numel() for t in mine.values()])
         return dataclasses.replace(
             self,

@@ -209,7 +209,7 @@ def test_pretrained_with_nothing_to_load_is_an_error(tmp_path):
     path = tmp_path / 'weights.pth'
     torch.save({'state_dict': {'stem.weight': torch.zeros(3)}}, path)
     model = build(init_cfg=dict(type='Pretrained', checkpoint=str(path)))
-    with pytest.raises(ValueError, match='weights.pth'):
+    with pytest.raises(ValueError, match=r'weights\.pth'):
         model.init_weights()
 
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
@@ -79,7 +81,7 @@ class InfViT(BaseModule):
         ValueError: For an unknown arch, or an out index without a layer.
     """
 
-    arch_zoo = {  # noqa: RUF012 (a table, as in mmsegmentation's backbones)
+    arch_zoo: ClassVar[dict[str, dict[str, int]]] = {
         'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
         'small': dict(embed_dims=384, num_layers=12, num_heads=6),
         'base': dict(embed_dims=768, num_layers=12, num_heads=12),
@@ -214,6 +216,7 @@ class InfViT(BaseModule):
     def steps(self) -> Iterator[GlobalBranch | LocalBranch]:
         """All blocks as one flat list of global and local operations."""
         for layer in self.layers:
+            assert isinstance(layer, Block)
             yield from layer.steps()
 
     def forward(
@@ -236,13 +239,10 @@ class InfViT(BaseModule):
         context = count_context([x], merge, [valid])
         taps = []
         for index, layer in enumerate(self.layers):
-            outside = dict(
-                merge=merge, halo=halo, valid=valid, context=context
-            )
+            run: Callable[..., Tensor] = layer
             if self.with_cp and x.requires_grad:
-                x = checkpoint(layer, x, use_reentrant=False, **outside)
-            else:
-                x = layer(x, **outside)
+                run = functools.partial(checkpoint, layer, use_reentrant=False)
+            x = run(x, merge=merge, halo=halo, valid=valid, context=context)
             if index in self.out_indices:
                 tap = self.norm(x) if index == len(self.layers) - 1 else x
                 taps.append(tap.permute(0, 3, 1, 2).contiguous())
