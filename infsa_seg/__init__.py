@@ -11,6 +11,6 @@ from .version import __version__
 # The repairs must be in place before anything imports `mmseg.models`.
 compat.apply()
 
-from . import engine, models  # noqa: E402
+from . import datasets, engine, models  # noqa: E402
 
-__all__ = ['__version__', 'engine', 'models']
+__all__ = ['__version__', 'datasets', 'engine', 'models']
