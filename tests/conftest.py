@@ -1,0 +1,34 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""What holds for every test: seeds, threads, poisoned memory, shared data."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+SHARED = Path(__file__).parents[2] / 'shared'
+
+
+def pytest_configure():
+    """Make runs repeatable, and reads of uninitialised memory show."""
+    torch.set_num_threads(2)
+    # In this mode torch fills what `torch.empty` returns with NaN, or with
+    # the largest integer.
+    torch.use_deterministic_algorithms(True)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds():
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def shared():
+    """Folder of optional data beside the repository."""
+    if not SHARED.is_dir():
+        pytest.skip(f'the optional data is not at {SHARED}')
+    return SHARED
