@@ -7,6 +7,8 @@ _base_ = [
 ]
 
 model = dict(
+    data_preprocessor=dict(size=(360, 480)),
     backbone=dict(img_size=(360, 480)),
     decode_head=dict(num_classes=11),
 )
+train_dataloader = dict(batch_size=4)

@@ -30,7 +30,7 @@ model = dict(
         num_classes=19,
         num_upsamples=2,
         dropout_ratio=0.1,
-        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0),
+        loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True),
     ),
     train_cfg=dict(),
     test_cfg=dict(mode='whole'),
