@@ -2,7 +2,6 @@
 """A countryside from above: fields, woods, villages, roads and water."""
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from .noise import Noise
 
@@ -41,12 +40,12 @@ _COLOURS = np.array(
         (136, 152, 96),
     ],
     np.float32,
-)
+).T
 _CUTS = np.array([0.37, 0.74, 0.82, 0.88], np.float32)
 _VILLAGE = 4
 _ROOFS = np.array(
     [(176, 84, 66), (148, 132, 124), (196, 150, 112)], np.float32
-)
+).T
 
 
 def paint(
@@ -62,22 +61,23 @@ def paint(
             else.
 
     Returns:
-        tuple: Colours, float32 (H, W, 3) in 0 to 255; labels, uint8 (H, W).
+        tuple: Colours, float32 (3, H, W) in 0 to 255; labels, uint8 (H, W).
     """
     y, x = rows.astype(np.float64), cols.astype(np.float64)
-    mottle = noise.child('mottle').fractal(y, x, 20)[..., None]
+    mottle = noise.child('mottle').fractal(y, x, 20)
     rgb, label = _fields(noise, rows, cols, swapped)
     rgb *= 0.8 + 0.4 * mottle
 
     wood = noise.child('wood').fractal(y, x, 60) > 0.66
-    crowns = noise.child('crowns').fractal(y, x, 7, 2)[..., None]
-    _cover(rgb, label, wood, FOREST, (0.3 + 0.9 * crowns) * (56, 92, 50))
+    crowns = noise.child('crowns').fractal(y, x, 7, 2)
+    leaves = _colour(56, 92, 50) * (0.3 + 0.9 * crowns)
+    _cover(rgb, label, wood, FOREST, leaves)
 
     relief = noise.child('relief').fractal(y, x, 150)
     depth = np.minimum(np.abs(relief - 0.56) - 0.012, relief - 0.26)
-    _cover(rgb, label, depth < 0.008, SOIL, (186, 170, 134))
-    shallows = np.clip(1 + depth * 12, 0.55, 1)[..., None]
-    _cover(rgb, label, depth < 0, WATER, shallows * (62, 104, 130))
+    _cover(rgb, label, depth < 0.008, SOIL, _colour(186, 170, 134))
+    shallows = np.clip(1 + 12 * depth, 0.55, 1)
+    _cover(rgb, label, depth < 0, WATER, _colour(62, 104, 130) * shallows)
 
     road = _distance_to_road(noise, y, x)
     _cover(rgb, label, road < 2.5, ROAD, 110 + 50 * mottle)
@@ -91,29 +91,27 @@ def _fields(
     y, x = rows.astype(np.float64), cols.astype(np.float64)
     parcels = noise.child('parcels').parcels(y, x, 44)
     use = np.searchsorted(_CUTS, parcels.draw(0), 'right')
-    rgb = _COLOURS[use]
-    ripeness = (parcels.draw(1) - 0.5) * np.where(use < 2, 40, 16)
-    rgb += ripeness[..., None] * np.array((1, -1, 0.5))
+    uses = _USES[[1, 0, 2, 3, 4]] if swapped else _USES
+    label = uses[use]
+    crop = use < 2
+    ripeness = (parcels.draw(1) - 0.5) * np.where(crop, 1, np.float32(0.4))
+    rgb = _COLOURS.take(use, 1) + _colour(40, -40, 20) * ripeness
 
     # Two pixels of plants, two of soil; every field starts somewhere else.
     start = (4 * parcels.draw(2)).astype(np.int64)
-    lying = np.where((rows + start) % 4 < 2, 22, -22)
-    standing = np.where((cols + start) % 4 < 2, 22, -22)
-    plants = np.select([use == 0, use == 1], [lying, standing])
-    rgb += plants[..., None]
-
-    uses = _USES[[1, 0, 2, 3, 4]] if swapped else _USES
-    label = uses[use]
+    plants = (np.where(use == 0, rows, cols) + start) % 4 < 2
+    rgb += np.where(plants, np.float32(22), np.float32(-22)) * crop
 
     hedge = ~parcels.inside(1.0)
-    _cover(rgb, label, hedge, GRASS, (92, 122, 66))
+    _cover(rgb, label, hedge, GRASS, _colour(92, 122, 66))
 
     plots = noise.child('plots').parcels(y, x, 15)
     built = (use == _VILLAGE) & (plots.draw(0) < 0.85)
     margin = 1.5 + 2 * plots.draw(1)
-    rgb[built & plots.inside(margin, shift=2)] *= 0.55
-    roof = _ROOFS[(len(_ROOFS) * plots.draw(2)).astype(np.int64)]
-    _cover(rgb, label, built & plots.inside(margin), BUILDING, roof)
+    rgb[:, built & plots.inside(margin, shift=2)] *= 0.55
+    roof = (_ROOFS.shape[1] * plots.draw(2)).astype(np.int64)
+    house = built & plots.inside(margin)
+    _cover(rgb, label, house, BUILDING, _ROOFS.take(roof, 1))
     return rgb, label
 
 
@@ -126,13 +124,18 @@ def _distance_to_road(
     return np.minimum(roads.top, roads.left)
 
 
+def _colour(red: float, green: float, blue: float) -> np.ndarray:
+    """Shape a colour to go with arrays of (3, H, W)."""
+    return np.array([[[red]], [[green]], [[blue]]], np.float32)
+
+
 def _cover(
     rgb: np.ndarray,
     label: np.ndarray,
     mask: np.ndarray,
     value: int,
-    colour: ArrayLike,
+    colour: np.ndarray,
 ) -> None:
     """Overwrite colours and labels under a mask, in place."""
-    np.copyto(rgb, colour, where=mask[..., None])
+    np.copyto(rgb, colour, where=mask)
     label[mask] = value

@@ -56,7 +56,7 @@ def paint(
         repeats (int): How often the legend lists each texture.
 
     Returns:
-        tuple: Colours, float32 (H, W, 3) in 0 to 255; labels, uint8 (H, W),
+        tuple: Colours, float32 (3, H, W) in 0 to 255; labels, uint8 (H, W),
         255 on the legend.
     """
     block_y, block_x = rows // patch, cols // patch
@@ -72,9 +72,9 @@ def paint(
     texture[listed] = entries[entry[listed]] % len(TEXTURES)
 
     pattern = TEXTURES[texture, rows % 8, cols % 8]
-    rgb = np.full((*label.shape, 3), 150, np.float32)
-    rgb[listed] = np.array(PALETTE)[meaning[texture[listed]]]
-    rgb *= (1 + 0.35 * pattern)[..., None]
+    rgb = np.full((3, *label.shape), 150, np.float32)
+    rgb[:, listed] = np.array(PALETTE).T[:, meaning[texture[listed]]]
+    rgb *= 1 + 0.35 * pattern
     label[listed] = 255
     return rgb, label
 

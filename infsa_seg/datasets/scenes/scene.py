@@ -146,12 +146,15 @@ class Scene:
 def _expose(
     noise: Noise, rgb: np.ndarray, rows: np.ndarray, cols: np.ndarray
 ) -> np.ndarray:
-    """Photograph the colours: uneven light, sensor noise, eight bits."""
+    """Photograph colours (3, H, W): uneven light, sensor noise, eight bits."""
     light = noise.child('light').smooth(
         rows.astype(np.float64), cols.astype(np.float64), 200
     )
-    hashes = noise.child('sensor').hash(rows, cols)
-    bits = hashes[..., None] >> np.uint64(16) * np.arange(3, dtype=np.uint64)
-    grain = (bits & np.uint64(0xFFFF)).astype(np.float32) * 2**-16 - 0.5
-    rgb = rgb * (0.85 + 0.25 * light)[..., None] + 16 * grain
-    return np.clip(rgb, 0, 255).astype(np.uint8)
+    bits = noise.child('sensor').hash(rows, cols)
+    picture = np.empty((*light.shape, 3), np.uint8)
+    for channel, colour in enumerate(rgb):
+        grain = (bits >> np.uint64(16 * channel)) & np.uint64(0xFFFF)
+        grey = colour * (0.85 + 0.25 * light)
+        grey += grain.astype(np.float32) * np.float32(2**-12) - 8
+        picture[..., channel] = np.clip(grey, 0, 255)
+    return picture

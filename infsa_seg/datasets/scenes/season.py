@@ -19,7 +19,7 @@ def paint(
     """Paint the part of the panel that lies in a window, in place.
 
     Args:
-        rgb (np.ndarray): Colours of the window, float32 (H, W, 3).
+        rgb (np.ndarray): Colours of the window, float32 (3, H, W).
         label (np.ndarray): Labels of the window, uint8 (H, W); 255 on the
             panel.
         rows (np.ndarray): Rows of the window, int64 (H, 1).
@@ -29,6 +29,8 @@ def paint(
     """
     panel = (rows < side) & (cols < side)
     inner = (np.minimum(rows, cols) > 0) & (np.maximum(rows, cols) < side - 1)
-    rgb[panel] = _FRAME
-    rgb[inner] = _WINTER if winter else _SUMMER
+    colour = _WINTER if winter else _SUMMER
+    for channel, frame, field in zip(rgb, _FRAME, colour, strict=True):
+        channel[panel] = frame
+        channel[inner] = field
     label[panel] = 255
