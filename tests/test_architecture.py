@@ -227,3 +227,13 @@ def test_every_module_imports_without_optional_libraries():
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_file_says_whose_it_is():
+    line = '# Copyright (c) infsa_seg contributors. '
+    line += 'SPDX-License-Identifier: Apache-2.0\n'
+    files = [ROOT / 'setup.py']
+    for folder in (PACKAGE, 'benchmarks', 'configs', 'tests', 'tools'):
+        files += (ROOT / folder).rglob('*.py')
+    bare = [str(p) for p in files if not p.read_text('utf-8').startswith(line)]
+    assert not bare, '\n'.join(bare)
