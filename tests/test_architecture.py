@@ -235,5 +235,8 @@ def test_every_file_says_whose_it_is():
     files = [ROOT / 'setup.py']
     for folder in (PACKAGE, 'benchmarks', 'configs', 'tests', 'tools'):
         files += (ROOT / folder).rglob('*.py')
-    bare = [str(p) for p in files if not p.read_text('utf-8').startswith(line)]
+    texts = {str(path): path.read_text(encoding='utf-8') for path in files}
+    bare = [
+        p for p, text in texts.items() if text and not text.startswith(line)
+    ]
     assert not bare, '\n'.join(bare)
