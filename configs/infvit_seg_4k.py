@@ -9,6 +9,7 @@ _base_ = [
 ]
 
 model = dict(
+    data_preprocessor=dict(size=(4096, 4096)),
     backbone=dict(
         arch='small',
         # The grid of positions is learnt at 64 x 64 and resampled.
@@ -16,5 +17,5 @@ model = dict(
         out_indices=(3, 7, 11),
         with_cp=True,
     ),
-    decode_head=dict(in_channels=[384, 384, 384], num_classes=7),
+    decode_head=dict(in_channels=[384, 384, 384], num_classes=8),
 )

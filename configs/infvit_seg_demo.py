@@ -10,8 +10,11 @@ _base_ = [
 ]
 
 model = dict(
+    data_preprocessor=dict(size=(128, 128)),
     backbone=dict(
-        arch=dict(embed_dims=96, num_layers=4, num_heads=3),
+        embed_dims=96,
+        num_layers=4,
+        num_heads=3,
         img_size=128,
         patch_size=8,
         out_indices=(1, 3),
@@ -21,7 +24,7 @@ model = dict(
         in_channels=[96, 96],
         in_index=[0, 1],
         channels=48,
-        num_classes=7,
+        num_classes=8,
         num_upsamples=1,
         dropout_ratio=0.0,
     ),
