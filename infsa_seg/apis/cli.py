@@ -7,11 +7,13 @@ does everything under ``python -X dev``.
 """
 
 import os
+import signal
 import sys
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from mmengine.config import DictAction
@@ -81,16 +83,32 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         main (callable): Parses the arguments and does the work; returns the
             exit status, None for 0.
     """
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    previous = signal.getsignal(signal.SIGINT)
+    # Jobs in the background of a shell script ignore it, and shall.
+    if previous is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         status = main() or 0
-    except KeyboardInterrupt:
-        _say('interrupted')
-        status = 130
-    except Exception as error:
-        if sys.flags.dev_mode or not _is_users(error):
+    except (Exception, KeyboardInterrupt) as error:
+        # Data workers are interrupted as well, and PyTorch may raise an error
+        # about their end on top.
+        if interrupted or isinstance(error, KeyboardInterrupt):
+            _say('interrupted')
+            status = 130
+        elif sys.flags.dev_mode or not _is_users(error):
             raise
-        _say(f'error: {one_line(error)}')
-        status = 1
+        else:
+            _say(f'error: {one_line(error)}')
+            status = 1
+    finally:
+        signal.signal(signal.SIGINT, previous)
     sys.exit(status)
 
 

@@ -1,4 +1,5 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -82,3 +83,16 @@ def test_error_of_a_data_worker(run):
 
 def test_interrupt(run):
     assert run(fail(KeyboardInterrupt())) == (130, 'x.py: interrupted\n')
+
+
+def test_error_on_top_of_an_interrupt(run):
+    """As when a data worker that was interrupted too is missed."""
+
+    def main():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            raise RuntimeError('DataLoader worker exited unexpectedly')
+
+    assert run(main) == (130, 'x.py: interrupted\n')
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -39,7 +39,7 @@ def test_interrupt(command, project, tmp_path):
     # As a terminal does it: to the data workers too.
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert err.splitlines()[-1] == 'train.py: interrupted'
     assert 'Traceback' not in err
     assert not list(work_dir.glob('.*'))
