@@ -91,7 +91,7 @@ def infer(
         disable=not console.is_terminal,
     ):
         try:
-            written += _infer_one(model, name, Path(out), labels, metric)
+            _infer_one(model, name, Path(out), labels, metric, written)
         # RuntimeError is how PyTorch says that memory does not suffice.
         except (ValueError, OSError, RuntimeError) as error:
             failures[name] = one_line(error).removeprefix(f'{name}: ')
@@ -105,7 +105,8 @@ def _infer_one(
     out: Path,
     labels: str | Path | None,
     metric: IoUMetric,
-) -> list[Path]:
+    written: list[Path],
+) -> None:
     """Segment one input, write its files and count it where labels exist."""
     if name.startswith('scene:'):
         stem, image, label = _draw_scene(name, model.cfg)
@@ -113,9 +114,18 @@ def _infer_one(
         stem, image, label = Path(name).stem, read_image(name), None
         if labels is not None:
             label = _read_label(Path(labels, f'{stem}.png'), image)
+    mask_path, overlay_path = (
+        out / f'{stem}_{kind}.png' for kind in ('mask', 'overlay')
+    )
+    if mask_path in written:
+        raise ValueError(f'{mask_path} is the result of another input already')
+
     mask = inference(model, image).pred_sem_seg.data[0].cpu()
     classes = model.dataset_meta['classes']
     palette = model.dataset_meta['palette']
+    write_mask(mask_path, mask.numpy(), palette)
+    write_overlay(overlay_path, image, mask.numpy(), classes, palette)
+    written += mask_path, overlay_path
     if label is not None:
         label = np.where(label < len(classes), label, IGNORED)
         sample = {
@@ -123,10 +133,6 @@ def _infer_one(
             'gt_sem_seg': {'data': torch.from_numpy(label)},
         }
         metric.process({}, [sample])
-    paths = [out / f'{stem}_mask.png', out / f'{stem}_overlay.png']
-    write_mask(paths[0], mask.numpy(), palette)
-    write_overlay(paths[1], image, mask.numpy(), classes, palette)
-    return paths
 
 
 def _read_label(path: Path, image: np.ndarray) -> np.ndarray:

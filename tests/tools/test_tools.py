@@ -148,6 +148,8 @@ def test_infer_tries_every_input(tool, project, trained, tmp_path):
     image = project / 'data' / 'image' / '0.png'
     broken, missing = tmp_path / 'broken.png', tmp_path / 'missing.png'
     broken.write_bytes(image.read_bytes()[:99])
+    same_name = tmp_path / '0.png'
+    same_name.symlink_to(image)
     outcome = tool(
         'infer.py',
         project / 'tiny.py',
@@ -157,6 +159,7 @@ def test_infer_tries_every_input(tool, project, trained, tmp_path):
         'scene:64',
         tmp_path,
         image,
+        same_name,
         '--out',
         tmp_path / 'out',
     )
@@ -169,6 +172,7 @@ def test_infer_tries_every_input(tool, project, trained, tmp_path):
             f'{broken}: not a picture that OpenCV can read',
             'scene:64: the config tests on BaseSegDataset',
             f'{tmp_path}: Is a directory',
+            f'{same_name}: {tmp_path}/out/0_mask.png is the result of another',
         ],
         strict=True,
     ):
@@ -177,6 +181,28 @@ def test_infer_tries_every_input(tool, project, trained, tmp_path):
         '0_mask.png',
         '0_overlay.png',
     ]
+
+
+def test_labels_that_do_not_fit(tool, project, trained, tmp_path):
+    images = sorted((project / 'data' / 'image').iterdir())[:2]
+    labels = tmp_path / 'labels'
+    labels.mkdir()
+    Image.new('RGB', (48, 32)).save(labels / images[0].name)
+    outcome = tool(
+        'infer.py',
+        project / 'tiny.py',
+        trained / 'iter_30.pth',
+        *images,
+        '--labels',
+        labels,
+        '--out',
+        tmp_path / 'out',
+    )
+    assert outcome.status == 1
+    first, second = outcome.err.splitlines()[-2:]
+    assert 'shape (32, 48, 3) for an image of (32, 48); one class' in first
+    assert f'{labels / images[1].name}: No such file' in second
+    assert 'mIoU' not in outcome.out
 
 
 def test_scenes_have_no_files(tool, project, tmp_path):
