@@ -8,8 +8,6 @@ from PIL import Image
 from infsa_seg.datasets import CamVidDataset
 from tests.apis.conftest import REPO
 
-CAMVID = REPO.parent / 'shared/data/camvid'
-
 
 @pytest.fixture
 def cfg():
@@ -59,13 +57,12 @@ def test_the_config_builds_on_any_root(cfg, root, split):
         assert label.shape[1:] == (360, 480)
 
 
-@pytest.mark.skipif(not CAMVID.exists(), reason='CamVid is not at hand')
 @pytest.mark.parametrize(
     ('split', 'length'), [('train', 367), ('val', 101), ('test', 233)]
 )
-def test_the_real_thing(cfg, split, length):
+def test_the_real_thing(cfg, shared, split, length):
     loader = cfg[f'{split}_dataloader']
-    loader.dataset.data_root = str(CAMVID)
+    loader.dataset.data_root = str(shared / 'data/camvid')
     loader.dataset.pipeline = [{'type': 'LoadAnnotations'}]
     dataset = DATASETS.build(loader.dataset)
     assert len(dataset) == length

@@ -155,11 +155,13 @@ def test_workers_name_the_mask_too(root):
 
 def test_each_mask_is_checked_once(root, monkeypatch):
     dataset = build(root)
-    checked = []
-    monkeypatch.setattr(dataset, '_check_mask', checked.append)
-    monkeypatch.setattr(dataset, '_checked_masks', {str(root / 'ann/a.png')})
-    for index in 0, 1, 2:
+    check, checked = dataset._check_mask, []
+    monkeypatch.setattr(
+        dataset, '_check_mask', lambda p: (checked.append(p), check(p))
+    )
+    for index in 0, 1, 2, 0, 1, 2:
         dataset[index]
+    # The first was checked when the dataset was built.
     assert checked == [str(root / 'ann/b.png'), str(root / 'ann/c.png')]
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infsa_seg.datasets.scenes import PAINTERS, Scene, land_cover, legend
+from infsa_seg.datasets.scenes import scene as drawing
 
 SIZE = (150, 210)
 CUES = list(PAINTERS)
@@ -54,17 +55,26 @@ def test_a_scene_grows_without_changing(wholes, cue):
 
 
 @pytest.mark.parametrize('cue', CUES)
+@pytest.mark.parametrize('pixels', [100, 1000])
+def test_drawing_in_strips_leaves_no_trace(wholes, cue, pixels, monkeypatch):
+    monkeypatch.setattr(drawing, '_STRIP', pixels)
+    strips = Scene(3, seed=5, size=SIZE, cue=cue).read()
+    for part, whole in zip(strips, wholes[cue], strict=True):
+        np.testing.assert_array_equal(part, whole)
+
+
+@pytest.mark.parametrize('cue', CUES)
 def test_a_window_of_a_gigapixel_costs_what_a_window_costs(cue):
     scene = Scene(0, size=(65536, 65536), cue=cue)
     tracemalloc.start()
     try:
-        rgb, label = scene.read(65536 - 64, 65536 - 96)
+        rgb, label = scene.read(65536 - 1024, 65536 - 512)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert rgb.shape == (64, 96, 3) and label.shape == (64, 96)
+    assert rgb.shape == (1024, 512, 3) and label.shape == (1024, 512)
     assert len(np.unique(rgb.reshape(-1, 3), axis=0)) > 100
-    assert peak < 300 * label.size
+    assert peak < rgb.nbytes + label.nbytes + 15e6
 
 
 @pytest.mark.parametrize(

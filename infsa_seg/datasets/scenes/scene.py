@@ -11,6 +11,9 @@ from .noise import Noise
 # What draws the scenes of a cue, and knows their classes.
 PAINTERS = {None: land_cover, 'scene': land_cover, 'legend': legend}
 
+# Pixels that are drawn at once.
+_STRIP = 2**16
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -92,7 +95,7 @@ class Scene:
         height: int | None = None,
         width: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw a window, in time and memory proportional to its area.
+        """Draw a window, in time proportional to its area.
 
         Args:
             row (int): First row, in pixels of the scene.
@@ -115,11 +118,23 @@ class Scene:
                 f'window of {height}x{width} at ({row}, {col}) is not within '
                 f'the scene of {self.size[0]}x{self.size[1]} pixels'
             )
-        rows = np.arange(row, row + height)[:, None]
-        cols = np.arange(col, col + width)[None]
+        rgb = np.empty((height, width, 3), np.uint8)
+        label = np.empty((height, width), np.uint8)
+        # In strips: drawing takes more than 100 bytes per pixel.
+        step = max(1, _STRIP // width)
+        for top in range(0, height, step):
+            strip = slice(top, min(top + step, height))
+            rows = np.arange(row + strip.start, row + strip.stop)[:, None]
+            cols = np.arange(col, col + width)[None]
+            rgb[strip], label[strip] = self._draw(rows, cols)
+        return rgb, label
+
+    def _draw(
+        self, rows: np.ndarray, cols: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         noise = Noise(0).child(self.seed, self.index)
-        rgb, label = self._paint(noise, rows, cols)
-        return _expose(noise.child('camera'), rgb, rows, cols), label
+        colours, label = self._paint(noise, rows, cols)
+        return _expose(noise.child('camera'), colours, rows, cols), label
 
     def _paint(
         self, noise: Noise, rows: np.ndarray, cols: np.ndarray
