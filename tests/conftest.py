@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 SHARED = Path(__file__).parents[2] / 'shared'
 
@@ -17,6 +18,9 @@ def pytest_configure():
     # In this mode torch fills what `torch.empty` returns with NaN, or with
     # the largest integer.
     torch.use_deterministic_algorithms(True)
+    # The time of an example depends on what else the machine does.
+    settings.register_profile('infsa_seg', deadline=None, derandomize=True)
+    settings.load_profile('infsa_seg')
 
 
 @pytest.fixture(autouse=True)
