@@ -47,13 +47,13 @@ def test_resume_from_a_given_checkpoint(tool, project, trained, tmp_path):
         '--work-dir',
         tmp_path,
         '--resume',
-        trained / 'iter_15.pth',
+        trained / 'iter_30.pth',
         '--cfg-options',
-        'train_cfg.max_iters=16',
-        'train_cfg.val_interval=100',
+        'train_cfg.max_iters=31',
     )
     assert outcome.status == 0
-    assert 'resumed epoch: 0, iter: 15' in outcome.out
+    assert 'resumed epoch: 0, iter: 30' in outcome.out
+    assert (tmp_path / 'iter_31.pth').is_file()
 
 
 def test_resume_with_nothing_to_resume_keeps_load_from(
