@@ -2,6 +2,9 @@
 import pytest
 from mmengine.registry import DefaultScope
 
+# Its repairs must come before the tests import `mmseg.models`.
+import infsa_seg  # noqa: F401
+
 
 @pytest.fixture(autouse=True)
 def scope():
