@@ -36,7 +36,8 @@ class InferResult:
         written (tuple[Path]): The files, in order.
         failures (dict[str, str]): Reason by input.
         metrics (dict[str, float]): ``mIoU`` and the like, in percent, over
-            all inputs whose labels are known; empty without such.
+            all inputs whose labels are known, and ``mIoU of a constant``, of
+            the most frequent class everywhere; empty without labels.
     """
 
     written: tuple[Path, ...]
@@ -95,8 +96,17 @@ def infer(
         # RuntimeError is how PyTorch says that memory does not suffice.
         except (ValueError, OSError, RuntimeError) as error:
             failures[name] = one_line(error).removeprefix(f'{name}: ')
-    metrics = metric.evaluate(len(metric.results)) if metric.results else {}
-    return InferResult(tuple(written), failures, metrics)
+    return InferResult(tuple(written), failures, _measure(metric))
+
+
+def _measure(metric: IoUMetric) -> dict[str, float]:
+    if not metric.results:
+        return {}
+    # Per input: pixels of intersection, union, prediction and label by class.
+    label = sum(areas[3] for areas in metric.results)
+    constant = 100 * label.max() / label.sum() / (label > 0).sum()
+    metrics = metric.evaluate(len(metric.results))
+    return {**metrics, 'mIoU of a constant': float(constant)}
 
 
 def _infer_one(

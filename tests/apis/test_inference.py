@@ -3,8 +3,10 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from mmseg.evaluation import IoUMetric
 
 from infsa_seg.apis import inference, init_model
+from infsa_seg.apis.infer import _measure
 
 
 @pytest.fixture(scope='module')
@@ -55,3 +57,21 @@ def test_options(project):
     )
     assert model.cfg.model.backbone.ffn == 'dwconv'
     assert any('dwconv' in name for name, _ in model.named_modules())
+
+
+def test_a_constant_prediction_is_measured_beside():
+    """Three quarters of class 0, the rest of class 1, none of class 2."""
+    label = torch.zeros(8, 8, dtype=torch.long)
+    label[:4, :4] = 1
+    metric = IoUMetric()
+    metric.dataset_meta = {'classes': ('a', 'b', 'c')}
+    sample = {
+        'pred_sem_seg': {'data': label[None]},
+        'gt_sem_seg': {'data': label},
+    }
+    metric.process({}, [sample])
+    metrics = _measure(metric)
+    assert metrics['mIoU'] == 100
+    # Class 0 is right in three quarters of its union, class 1 nowhere.
+    assert metrics['mIoU of a constant'] == pytest.approx(75 / 2)
+    assert _measure(IoUMetric()) == {}
