@@ -204,6 +204,7 @@ def torch_build() -> str:
 
 
 class TestInstallation:
+    @pytest.mark.slow
     @pytest.mark.parametrize('editable', [False, True])
     def test_installed(self, checkout, tmp_path, editable):
         environment = Environment(tmp_path / 'env', parent=True)
