@@ -29,7 +29,7 @@ def blocks(picture, side):
 
 
 @pytest.mark.parametrize('cue', CUES)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(data=st.data())
 def test_any_window_equals_the_crop_of_the_whole(wholes, cue, data):
     row = data.draw(st.integers(0, SIZE[0] - 1), 'row')
@@ -139,9 +139,9 @@ def test_half_of_the_land_hangs_on_the_season():
 
 def test_both_seasons_are_equally_common():
     warm = [
-        Scene(index).read(8, 8, 1, 1)[0][0, 0, 2] < 128 for index in range(200)
+        Scene(index).read(8, 8, 1, 1)[0][0, 0, 2] < 128 for index in range(100)
     ]
-    assert 75 < sum(warm) < 125
+    assert 35 < sum(warm) < 65
 
 
 def read_legend(scene, rgb):
