@@ -42,6 +42,8 @@ class FFN(nn.Module):
             self.dwconv = nn.Conv2d(
                 hidden_dims, hidden_dims, 3, padding=1, groups=hidden_dims
             )
+            # Starts near the identity, so that a token keeps its own features.
+            self.dwconv.weight.data[:, :, 1, 1] += 1
         self.act = nn.GELU()
         self.fc2 = nn.Linear(hidden_dims, embed_dims)
         self.drop = nn.Dropout(drop)

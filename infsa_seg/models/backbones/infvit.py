@@ -11,7 +11,6 @@ from typing import ClassVar
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
-from mmengine.model.weight_init import trunc_normal_
 from mmseg.registry import MODELS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -179,7 +178,7 @@ class InfViT(BaseModule):
         super().init_weights()
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                trunc_normal_(module.weight, std=0.02)
+                nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
