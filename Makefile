@@ -19,7 +19,7 @@ DEMO_DIR := work_dirs/demo
 demo: $(VENV)/installed
 	$(RUN) tools/train.py $(DEMO) --work-dir $(DEMO_DIR)
 	$(RUN) tools/infer.py $(DEMO) "$$(cat $(DEMO_DIR)/last_checkpoint)" \
-	    scene:512 --out $(DEMO_DIR)/prediction
+	    scene:1024 --out $(DEMO_DIR)/prediction
 
 test: $(VENV)/installed-tests
 	$(RUN) -m pytest

@@ -3,7 +3,7 @@
 # every place has to look up its own texture.
 _base_ = './infvit_seg_demo.py'
 
-cue = dict(cue='legend', cue_repeats=4)
+cue = dict(cue='legend')
 train_dataloader = dict(dataset=cue)
 val_dataloader = dict(dataset=cue)
 test_dataloader = dict(dataset=cue)

@@ -3,7 +3,7 @@
 _base_ = './synthetic_scenes.py'
 
 crop_size = (4096, 4096)
-scene = dict(size=crop_size, patch=16, cue_repeats=4)
+scene = dict(size=crop_size, patch=16)
 train_dataloader = dict(batch_size=1, dataset=scene)
 val_dataloader = dict(batch_size=1, dataset=dict(num_scenes=8, **scene))
 test_dataloader = dict(batch_size=1, dataset=dict(num_scenes=16, **scene))

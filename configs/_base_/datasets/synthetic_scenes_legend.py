@@ -2,6 +2,6 @@
 # Four classes, told by a legend that is drawn anew in every scene.
 _base_ = './synthetic_scenes.py'
 
-train_dataloader = dict(dataset=dict(cue='legend', cue_repeats=4))
-val_dataloader = dict(dataset=dict(cue='legend', cue_repeats=4))
-test_dataloader = dict(dataset=dict(cue='legend', cue_repeats=4))
+train_dataloader = dict(dataset=dict(cue='legend'))
+val_dataloader = dict(dataset=dict(cue='legend'))
+test_dataloader = dict(dataset=dict(cue='legend'))

@@ -11,8 +11,8 @@ param_scheduler = [
         eta_min=0.0,
         by_epoch=False,
         begin=50,
-        end=600,
+        end=800,
     ),
 ]
-train_cfg = dict(max_iters=600, val_interval=200)
-default_hooks = dict(checkpoint=dict(interval=200))
+train_cfg = dict(max_iters=800, val_interval=400)
+default_hooks = dict(checkpoint=dict(interval=400))
