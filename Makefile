@@ -4,7 +4,7 @@
 # make lint    style, types, spelling
 #
 # The build of torch is yours to choose: make demo TORCH='torch==2.13.0'
-TORCH ?= torch>=2.6
+TORCH ?= torch>=2.4
 PYTHON ?= python3
 
 VENV := .venv

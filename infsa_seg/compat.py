@@ -7,7 +7,7 @@ when it can go.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -172,7 +172,7 @@ def allow_checkpoint_types() -> None:
     torch.serialization.add_safe_globals(
         [
             *owners,
-            (get_function, 'builtins.getattr'),
+            _known_as(get_function, 'builtins', 'getattr'),
             np.ndarray,
             np.dtype,
             *(type(np.dtype(number)) for number in numbers),
@@ -181,7 +181,7 @@ def allow_checkpoint_types() -> None:
     )
 
 
-def _numpy_rebuilders() -> Iterator[tuple[Any, str]]:
+def _numpy_rebuilders() -> Iterator[Callable[..., Any]]:
     """What numpy calls to unpickle, by its path in numpy 1 and in numpy 2.
 
     Both paths are allowed: either numpy reads what the other one saved.
@@ -189,9 +189,27 @@ def _numpy_rebuilders() -> Iterator[tuple[Any, str]]:
     import numpy as np
 
     for number in (np.empty(0), np.float64()):
-        function: Any = number.__reduce__()[0]
+        function = number.__reduce__()[0]
         for core in ('core', '_core'):
-            yield function, f'numpy.{core}.multiarray.{function.__name__}'
+            yield _known_as(
+                function, f'numpy.{core}.multiarray', function.__name__
+            )
+
+
+def _known_as(
+    function: Callable[..., Any], module: str, name: str
+) -> Callable[..., Any]:
+    """Wrap a function so that a pickle finds it by another path.
+
+    torch 2.6 takes the path beside the function; before, it asks the function.
+    """
+
+    def known(*args: Any) -> Any:
+        return function(*args)
+
+    known.__module__ = module
+    known.__name__ = known.__qualname__ = name
+    return known
 
 
 def load_safely_only() -> None:

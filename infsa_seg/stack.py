@@ -38,9 +38,9 @@ class Limit(NamedTuple):
 LIMITS = (
     Limit(
         'torch',
-        '>=2.6',
-        'its safe loading of checkpoints is not safe, CVE-2025-32434',
-        'torch>=2.6',
+        '>=2.4',
+        'it cannot load checkpoints safely',
+        'torch>=2.4',
     ),
     Limit('mmengine', '>=0.10', 'written for 0.10', 'mmengine>=0.10.7,<1'),
     Limit('mmcv', '>=2', 'mmsegmentation 1 needs 2', 'mmcv-lite==2.1.0'),
