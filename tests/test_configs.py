@@ -1,6 +1,7 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Every config of ours builds from anywhere, trains and says what it says."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,13 @@ import torch
 from mmengine import Config
 from mmengine.registry import DefaultScope, init_default_scope
 from mmseg.registry import DATASETS, MODELS
+from PIL import Image
 
 import infsa_seg
 from infsa_seg.apis import load_config
 
 ROOT = Path(__file__).parents[1]
+README = ROOT / 'README.md'
 CONFIGS = sorted(
     str(path.relative_to(ROOT / 'configs'))
     for path in (ROOT / 'configs').rglob('*.py')
@@ -105,13 +108,26 @@ def test_one_training_step(name, size):
         assert parameter.grad.isfinite().all(), parameter_name
 
 
-def test_a_user_inherits_ours(tmp_path):
-    """The README's example: own classes on top of a config of ours."""
-    path = tmp_path / 'mine.py'
-    base = ROOT / 'configs' / 'infvit_seg_4k.py'
-    path.write_text(
-        f"_base_ = '{base}'\nmodel = dict(decode_head=dict(num_classes=3))\n"
+def test_the_config_of_the_readme(tmp_path, monkeypatch):
+    """Own classes and folders on top of a config of ours, word for word."""
+    (block,) = re.findall(
+        r'```python\n(_base_ = .*?)```', README.read_text(), re.DOTALL
     )
-    model = MODELS.build(Config.fromfile(path).model)
+    base = str(ROOT / 'configs' / 'infvit_seg_4k.py')
+    path = tmp_path / 'mine.py'
+    path.write_text(block.replace('infsa_seg::infvit_seg_4k.py', base))
+    for split in ('train', 'val'):
+        for folder, suffix in (('img', '.jpg'), ('ann', '.png')):
+            name = tmp_path / 'data/mine' / folder / split / f'a{suffix}'
+            name.parent.mkdir(parents=True)
+            Image.new('RGB' if folder == 'img' else 'L', (40, 32)).save(name)
+    monkeypatch.chdir(tmp_path)
+    cfg = Config.fromfile(path)
+    with torch.device('meta'):
+        model = MODELS.build(cfg.model)
     assert model.decode_head.conv_seg.out_channels == 3
     assert model.backbone.embed_dims == 384
+    for loader in (cfg.train_dataloader, cfg.val_dataloader):
+        item = DATASETS.build(loader.dataset)[0]
+        assert item['inputs'].shape == (3, 32, 40)
+        assert item['data_samples'].gt_sem_seg.data.unique().tolist() == [0]
