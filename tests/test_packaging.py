@@ -65,27 +65,26 @@ class Environment:
 
     Args:
         folder: Where it goes.
-        parent: Whether it sees the packages of the running one, so that
-            nothing heavy is installed again.
+        parent: Packages that it sees too, so that nothing heavy is installed
+            again.
     """
 
-    def __init__(self, folder: Path, parent: bool):
-        venv.create(folder, with_pip=not parent)
-        self.python = folder / 'bin' / 'python'
+    def __init__(self, folder: Path, parent: Path | None):
+        venv.create(folder, with_pip=parent is None)
         self.folder = folder
-        if parent:
-            (site,) = folder.glob('lib/*/site-packages')
-            line = sysconfig.get_path('purelib')
-            (site / 'parent.pth').write_text(f'{line}\n')
+        self.python = folder / 'bin' / 'python'
+        (self.packages,) = folder.glob('lib/*/site-packages')
+        if parent is not None:
+            (self.packages / 'parent.pth').write_text(f'{parent}\n')
 
     def pip_install(self, *words: str | Path, cwd: Path | None = None) -> None:
         """Install without a word, or fail with all of them."""
         pip = ('-m', 'pip', 'install', '--quiet')
         run(self.python, *pip, *words, cwd=cwd or self.folder)
 
-    def __call__(self, program: str) -> str:
-        """Run a program, far from the checkout, and return its output."""
-        return run(self.python, '-c', program, cwd=self.folder)
+    def run(self, *words: str) -> str:
+        """Run Python, far from the checkout, and return its output."""
+        return run(self.python, *words, cwd=self.folder)
 
 
 def read_requirements(name: str) -> dict[str, Requirement]:
@@ -197,54 +196,56 @@ print('trained')
 """
 
 
-def torch_build() -> str:
-    """The build that ``make`` was asked for, or the running version."""
+@pytest.fixture(scope='module')
+def only_torch(tmp_path_factory):
+    """An environment with nothing but the build that ``make`` was given."""
     version = torch.__version__.partition('+')[0]
-    return os.environ.get('TORCH', f'torch=={version}')
+    environment = Environment(tmp_path_factory.mktemp('torch'), parent=None)
+    environment.pip_install(os.environ.get('TORCH', f'torch=={version}'))
+    return environment.packages
 
 
+RUNNING = Path(sysconfig.get_path('purelib'))
+AS_IT_IS = ('--no-deps', '--no-build-isolation')
+
+
+@pytest.mark.slow
 class TestInstallation:
-    @pytest.mark.slow
     @pytest.mark.parametrize('editable', [False, True])
     def test_installed(self, checkout, tmp_path, editable):
-        environment = Environment(tmp_path / 'env', parent=True)
-        options = ['--no-deps', '--no-build-isolation']
-        options += ['--editable'] if editable else []
-        environment.pip_install(*options, '.', cwd=checkout)
-        backbone, file = environment(SEES_CONFIGS).splitlines()[-1].split()
+        pytest.importorskip('mim')
+        environment = Environment(tmp_path / 'env', parent=RUNNING)
+        option = ['--editable'] if editable else []
+        environment.pip_install(*AS_IT_IS, *option, '.', cwd=checkout)
+        backbone, file = environment.run('-c', SEES_CONFIGS).split()[-2:]
         assert backbone == 'InfViT'
         assert Path(file).is_relative_to(checkout) == editable
+        assert 'infsa-seg' in environment.run('-m', 'mim', 'list')
 
-    @pytest.mark.slow
-    def test_nothing_undeclared_is_needed(self, checkout, tmp_path):
-        """In an environment of nothing but what we ask for."""
-        environment = Environment(tmp_path / 'env', parent=False)
-        environment.pip_install(torch_build())
+    def test_nothing_undeclared_is_needed(
+        self, checkout, tmp_path, only_torch
+    ):
+        environment = Environment(tmp_path / 'env', parent=only_torch)
         environment.pip_install('.[mim]', cwd=checkout)
-        program = SEES_CONFIGS + TRAINS
-        assert 'trained' in environment(program)
+        assert 'trained' in environment.run('-c', SEES_CONFIGS + TRAINS)
 
-    @pytest.mark.slow
-    def test_the_forks_work(self, checkout, tmp_path):
+    def test_the_forks_work(self, checkout, tmp_path, only_torch):
         """The ``onedl-*`` packages, which have the same import names."""
-        environment = Environment(tmp_path / 'env', parent=False)
-        environment.pip_install(torch_build())
+        environment = Environment(tmp_path / 'env', parent=only_torch)
         forks = ('onedl-mmengine', 'onedl-mmcv', 'onedl-mmsegmentation')
         environment.pip_install(*forks)
         environment.pip_install('--no-deps', '.', cwd=checkout)
-        assert 'trained' in environment(SEES_CONFIGS + TRAINS)
+        assert 'trained' in environment.run('-c', SEES_CONFIGS + TRAINS)
 
-    @pytest.mark.slow
     def test_deepspeed_beside(self, checkout, tmp_path):
-        environment = Environment(tmp_path / 'env', parent=True)
-        options = ('--no-deps', '--no-build-isolation')
-        environment.pip_install(*options, '.', cwd=checkout)
+        environment = Environment(tmp_path / 'env', parent=RUNNING)
+        environment.pip_install(*AS_IT_IS, '.', cwd=checkout)
         environment.pip_install('-r', REPO / 'requirements' / 'zero.txt')
-        program = (
-            TRAINS + 'from mmengine._strategy import deepspeed\n'
+        registers = (
+            'from mmengine._strategy import deepspeed\n'
             'print(deepspeed.register_deepspeed_optimizers())\n'
         )
-        assert 'FusedAdam' in environment(program)
+        assert 'FusedAdam' in environment.run('-c', TRAINS + registers)
 
 
 mim_commands = pytest.mark.skipif(
