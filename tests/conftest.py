@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+import infsa_seg  # noqa: F401 (before any test imports mmseg.models)
 from hypothesis import settings
 
 SHARED = Path(__file__).parents[2] / 'shared'
