@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 import infsa_seg  # noqa: F401 (before any test imports mmseg.models)
-from hypothesis import settings
 
 SHARED = Path(__file__).parents[2] / 'shared'
 
@@ -21,7 +21,9 @@ def pytest_configure():
     # the largest integer.
     torch.use_deterministic_algorithms(True)
     # The time of an example depends on what else the machine does.
-    settings.register_profile('infsa_seg', deadline=None, derandomize=True)
+    settings.register_profile(
+        'infsa_seg', deadline=None, derandomize=True, max_examples=25
+    )
     settings.load_profile('infsa_seg')
 
 
