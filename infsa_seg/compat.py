@@ -189,7 +189,7 @@ def _numpy_rebuilders() -> Iterator[Callable[..., Any]]:
     import numpy as np
 
     for number in (np.empty(0), np.float64()):
-        function = number.__reduce__()[0]
+        function: Any = number.__reduce__()[0]
         for core in ('core', '_core'):
             yield _known_as(
                 function, f'numpy.{core}.multiarray', function.__name__
