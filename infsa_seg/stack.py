@@ -42,7 +42,12 @@ LIMITS = (
         'it cannot load checkpoints safely',
         'torch>=2.4',
     ),
-    Limit('mmengine', '>=0.10', 'written for 0.10', 'mmengine>=0.10.7,<1'),
+    Limit(
+        'mmengine',
+        '>=0.10',
+        'it cannot inherit from our configs',
+        'mmengine>=0.10.7,<1',
+    ),
     Limit('mmcv', '>=2', 'mmsegmentation 1 needs 2', 'mmcv-lite==2.1.0'),
     Limit(
         'mmcv',
@@ -51,7 +56,12 @@ LIMITS = (
         'mmcv-lite==2.1.0',
         beside='mmsegmentation',
     ),
-    Limit('mmseg', '>=1', 'written for 1.2', 'mmsegmentation>=1.2.2,<2'),
+    Limit(
+        'mmseg',
+        '>=1.2.1',
+        '1.2.0 lacks a file, older ones refuse mmcv 2.1',
+        'mmsegmentation>=1.2.2,<2',
+    ),
     # mmsegmentation imports both, and declares neither.
     Limit('ftfy', '', 'mmsegmentation imports it', 'ftfy'),
     Limit('regex', '', 'mmsegmentation imports it', 'regex'),

@@ -48,8 +48,8 @@ def test_tested_stack_is_silent(installed, caplog, changes):
 @pytest.mark.parametrize(
     ('changes', 'name', 'remedy'),
     [
-        ({'torch': '2.5.1'}, 'torch 2.5.1', 'torch>=2.6'),
-        ({'torch': None}, 'torch', 'torch>=2.6'),
+        ({'torch': '2.3.1'}, 'torch 2.3.1', 'torch>=2.4'),
+        ({'torch': None}, 'torch', 'torch>=2.4'),
         ({'mmengine': None}, 'mmengine', 'mmengine>=0.10.7'),
         ({'mmengine': '0.9.1'}, 'mmengine 0.9.1', 'mmengine>=0.10.7'),
         ({'mmcv-lite': None}, 'mmcv', 'mmcv-lite==2.1.0'),
@@ -59,7 +59,7 @@ def test_tested_stack_is_silent(installed, caplog, changes):
             'onedl-mmcv 2.3.6',
             'mmcv-lite==2.1.0',
         ),
-        ({'mmsegmentation': '0.30.0'}, 'mmsegmentation 0.30.0', '>=1.2.2'),
+        ({'mmsegmentation': '1.2.0'}, 'mmsegmentation 1.2.0', '>=1.2.2'),
         ({'mmsegmentation': None}, 'mmseg', 'mmsegmentation>=1.2.2'),
         ({'ftfy': None}, 'ftfy', 'ftfy'),
         ({'regex': None}, 'regex', 'regex'),
