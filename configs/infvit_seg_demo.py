@@ -29,3 +29,5 @@ model = dict(
         dropout_ratio=0.0,
     ),
 )
+
+randomness = dict(seed=0)
