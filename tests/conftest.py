@@ -2,6 +2,7 @@
 """What holds for every test: seeds, threads, poisoned memory, shared data."""
 
 import random
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ SHARED = Path(__file__).parents[2] / 'shared'
 def pytest_configure():
     """Make runs repeatable, and reads of uninitialised memory show."""
     torch.set_num_threads(2)
+    # A shell's background jobs ignore Ctrl-C, and so would our processes.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # In this mode torch fills what `torch.empty` returns with NaN, or with
     # the largest integer.
     torch.use_deterministic_algorithms(True)

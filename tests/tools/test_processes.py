@@ -13,7 +13,7 @@ from infsa_seg.models.utils import check_checkpoint
 from tests.apis.conftest import REPO
 
 
-def wait_for(path, process, seconds=300):
+def wait_for(path, process, seconds=120):
     end = time.monotonic() + seconds
     while not path.exists():
         assert process.poll() is None, process.communicate()
@@ -38,7 +38,7 @@ def test_interrupt(command, project, tmp_path):
     wait_for(work_dir / 'iter_2.pth', process)
     # As a terminal does it: to the data workers too.
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert err.splitlines()[-1] == 'train.py: interrupted'
     assert 'Traceback' not in err
@@ -57,7 +57,7 @@ def test_unusable_installation_is_one_line(command, tmp_path, name):
     process = command(
         REPO / 'tools' / name, 'x.py', cwd=tmp_path, path=tmp_path
     )
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert err == f'{name}: error: {reason}\n'
 
