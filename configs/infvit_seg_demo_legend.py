@@ -4,7 +4,7 @@
 _base_ = './infvit_seg_demo.py'
 
 cue = dict(cue='legend')
-train_dataloader = dict(dataset=cue)
+train_dataloader = dict(dataset=dict(label_cue=True, **cue))
 val_dataloader = dict(dataset=cue)
 test_dataloader = dict(dataset=cue)
 model = dict(decode_head=dict(num_classes=4))

@@ -28,12 +28,13 @@ class SyntheticScenes(BaseSegDataset):
         seed (int): Names the series of scenes.
         patch (int): Unit of the cue in pixels, see :class:`Scene`.
         cue_repeats (int): Size of the cue in patches, see :class:`Scene`.
+        label_cue (bool): Label a legend too, see :class:`Scene`. For training
+            data only.
         **kwargs: ``pipeline``, ``test_mode`` and the like, as for
             :class:`mmseg.datasets.BaseSegDataset`.
 
     Raises:
-        ValueError: There are no scenes, the cue is unknown, or it is larger
-            than a scene.
+        ValueError: There are no scenes, or as for :class:`Scene`.
     """
 
     METAINFO: ClassVar[dict[str, Any]] = {
@@ -49,6 +50,7 @@ class SyntheticScenes(BaseSegDataset):
         seed: int = 0,
         patch: int = 8,
         cue_repeats: int = 4,
+        label_cue: bool = False,
         **kwargs: Any,
     ) -> None:
         if num_scenes < 1:
@@ -56,7 +58,13 @@ class SyntheticScenes(BaseSegDataset):
         height, width = (size, size) if isinstance(size, int) else size
         self.num_scenes = num_scenes
         self.first_scene = Scene(
-            0, seed, (height, width), cue, patch, cue_repeats
+            index=0,
+            seed=seed,
+            size=(height, width),
+            cue=cue,
+            patch=patch,
+            cue_repeats=cue_repeats,
+            label_cue=label_cue,
         )
         painter = PAINTERS[cue]
         metainfo = {'classes': painter.CLASSES, 'palette': painter.PALETTE}

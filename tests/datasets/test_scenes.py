@@ -199,6 +199,18 @@ def test_only_the_legend_shows_its_deal():
         assert (label[height:] == other_label[height:]).mean() < 0.7
 
 
+def test_a_labelled_legend_names_its_entries():
+    scene = Scene(3, cue='legend', label_cue=True)
+    rgb, label = scene.read()
+    plain_rgb, plain_label = replace(scene, label_cue=False).read()
+    np.testing.assert_array_equal(rgb, plain_rgb)
+    height, _ = scene.cue_size
+    np.testing.assert_array_equal(label[height:], plain_label[height:])
+    assert (plain_label[:height] == 255).all()
+    _, colour, listed = read_legend(scene, rgb)
+    np.testing.assert_array_equal(label[::8, ::8][listed], colour[listed])
+
+
 def test_a_texture_alone_tells_nothing():
     counts = np.zeros((8, 4), int)
     for index in range(100):
@@ -216,6 +228,7 @@ def test_a_texture_alone_tells_nothing():
         ({'cue': 'season'}, "cue='season' is unknown"),
         ({'size': (16, 64), 'cue_repeats': 2}, '16x16 pixels leaves nothing'),
         ({'size': (64, 64), 'cue': 'legend', 'patch': 16}, 'leaves nothing'),
+        ({'label_cue': True}, "cue='scene' has no class"),
     ],
 )
 def test_a_scene_that_cannot_be_drawn_is_refused(kwargs, message):

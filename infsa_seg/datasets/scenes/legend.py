@@ -41,6 +41,7 @@ def paint(
     scene_width: int,
     patch: int,
     repeats: int,
+    label_legend: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Paint a window of the regions with the legend on top.
 
@@ -54,10 +55,11 @@ def paint(
         patch (int): Side of a legend entry in pixels. Regions are made of
             blocks of this size too, so that a patch shows one texture.
         repeats (int): How often the legend lists each texture.
+        label_legend (bool): Label an entry with the class that it names.
 
     Returns:
         tuple: Colours, float32 (3, H, W) in 0 to 255; labels, uint8 (H, W),
-        255 on the legend.
+        255 on the legend unless that is labelled too.
     """
     block_y, block_x = rows // patch, cols // patch
     regions = noise.child('regions').parcels(block_y, block_x, 4)
@@ -75,7 +77,7 @@ def paint(
     rgb = np.full((3, *label.shape), 150, np.float32)
     rgb[:, listed] = np.array(PALETTE).T[:, meaning[texture[listed]]]
     rgb *= 1 + 0.35 * pattern
-    label[listed] = 255
+    label[listed] = meaning[texture[listed]] if label_legend else 255
     return rgb, label
 
 

@@ -35,7 +35,7 @@ class Scene:
       names the class of each, drawn anew for every scene: four classes of two
       textures each. No pixel outside the legend depends on it.
 
-    The cue itself is labelled 255, to be ignored.
+    The cue itself is labelled 255, to be ignored, unless ``label_cue``.
 
     Args:
         index (int): Number of the scene among those of its seed.
@@ -50,9 +50,13 @@ class Scene:
         redraw (int): Another number gives the same scene with another cue:
             the other season if it differs by an odd number, another legend
             in any case.
+        label_cue (bool): Label each entry of the legend with the class that
+            it names. In training this tells what the colours stand for; in a
+            test it would be an answer that needs no looking up.
 
     Raises:
-        ValueError: The cue is unknown, or larger than the scene.
+        ValueError: The cue is unknown, larger than the scene, or to be
+            labelled though it is no legend.
     """
 
     index: int
@@ -62,11 +66,16 @@ class Scene:
     patch: int = 8
     cue_repeats: int = 4
     redraw: int = 0
+    label_cue: bool = False
 
     def __post_init__(self) -> None:
         if self.cue not in PAINTERS:
             raise ValueError(
                 f'cue={self.cue!r} is unknown; use one of {list(PAINTERS)}'
+            )
+        if self.label_cue and self.cue != 'legend':
+            raise ValueError(
+                f'label_cue is for a legend; cue={self.cue!r} has no class'
             )
         height, width = self.cue_size
         if height >= self.size[0] or width > self.size[1]:
@@ -105,7 +114,7 @@ class Scene:
 
         Returns:
             tuple: RGB, uint8 (height, width, 3); labels, uint8 (height,
-            width), 255 where the cue is.
+            width), 255 where the cue is, unless ``label_cue``.
 
         Raises:
             ValueError: The window is empty or reaches beyond the scene.
@@ -148,6 +157,7 @@ class Scene:
                 self.size[1],
                 self.patch,
                 self.cue_repeats,
+                self.label_cue,
             )
         winter = False
         if self.cue == 'scene':
