@@ -4,19 +4,23 @@
 from .attention import InfSAAttention
 from .block import Block, GlobalBranch, LocalBranch
 from .ffn import FFN
+from .linear import LinearInfSA
+from .neumann import FrobeniusInfSA, LandmarkInfSA, NeumannInfSA, RowInfSA
 from .norm import ChannelLayerNorm
 from .patch_embed import PatchEmbed
 from .position import PositionEmbedding
 from .protocol import GlobalOp, LocalOp, identity, run_global, zero_rows
-from .variants import LinearInfSA, NeumannInfSA, PureInfSA, SoftmaxAttention
+from .quadratic import PureInfSA, SoftmaxAttention
 
 __all__ = [
     'FFN',
     'Block',
     'ChannelLayerNorm',
+    'FrobeniusInfSA',
     'GlobalBranch',
     'GlobalOp',
     'InfSAAttention',
+    'LandmarkInfSA',
     'LinearInfSA',
     'LocalBranch',
     'LocalOp',
@@ -24,6 +28,7 @@ __all__ = [
     'PatchEmbed',
     'PositionEmbedding',
     'PureInfSA',
+    'RowInfSA',
     'SoftmaxAttention',
     'identity',
     'run_global',

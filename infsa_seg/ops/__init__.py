@@ -2,19 +2,31 @@
 """The operators: functions on tensors, and the states they add up."""
 
 from .graphs import (
+    FEATURE_MAPS,
     crelu,
+    focused,
     landmark_keys,
     landmark_queries,
     landmark_temperature,
+    relu,
+    signed,
 )
 from .linear import EnergyState, ScoreState, linear_infsa
-from .neumann import NeumannState, neumann_chain, neumann_graph
+from .neumann import (
+    NeumannState,
+    WalkState,
+    neumann_chain,
+    neumann_graph,
+    neumann_rows,
+)
+from .recurrence import iterate_keys, key_recurrence
 from .reference import pure_infsa, softmax_attention
 from .rows import Rows, bands_of, split_rows
 from .state import Context, CountState, State, merge_all, sum_dtype
 from .tokens import count_tokens, hide
 
 __all__ = [
+    'FEATURE_MAPS',
     'Context',
     'CountState',
     'EnergyState',
@@ -22,10 +34,14 @@ __all__ = [
     'Rows',
     'ScoreState',
     'State',
+    'WalkState',
     'bands_of',
     'count_tokens',
     'crelu',
+    'focused',
     'hide',
+    'iterate_keys',
+    'key_recurrence',
     'landmark_keys',
     'landmark_queries',
     'landmark_temperature',
@@ -33,7 +49,10 @@ __all__ = [
     'merge_all',
     'neumann_chain',
     'neumann_graph',
+    'neumann_rows',
     'pure_infsa',
+    'relu',
+    'signed',
     'softmax_attention',
     'split_rows',
     'sum_dtype',

@@ -1,13 +1,15 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-"""Token graphs as products of two thin non-negative factors (DESIGN 3.3).
+"""Token graphs as products of two thin factors (DESIGN 3.3).
 
 S = phi_q phi_k^T with factors (B, H, N, M), in float32 or better whatever the
-activations: the exponent alone would be off by up to 0.1 in bfloat16.
+activations: the exponent alone would be off by up to 0.1 in bfloat16. All
+factors but those of :func:`signed` are non-negative.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,6 +20,9 @@ from .state import sum_dtype
 # Bounds of the landmark temperature, as learnt and after the log-N rule.
 MAX_LEARNT_TEMPERATURE = 30.0
 MAX_TEMPERATURE = 60.0
+# Puts exp(tau cos - shift) between 4e-31 and 5e21 in the worst case, so that
+# neither a far landmark underflows nor a sum over 1e9 tokens overflows.
+KEY_SHIFT = 10.0
 
 
 def landmark_temperature(
@@ -75,13 +80,57 @@ def landmark_queries(
 def landmark_keys(k: Tensor, landmarks: Tensor, temperature: Tensor) -> Tensor:
     """Where each landmark walks, up to its sum over tokens, (B, H, N, M).
 
-    ``exp(tau (cos - 1))`` lies in (0, 1], so plain sums merge exactly and
-    nothing overflows. Arguments as for :func:`landmark_queries`.
+    ``exp(tau cos - shift)`` with one shift for all tokens, so that plain sums
+    merge exactly; it drops out where they are divided by. Arguments as for
+    :func:`landmark_queries`.
     """
-    return (temperature * (_cosines(k, landmarks) - 1)).exp()
+    return (temperature * _cosines(k, landmarks) - KEY_SHIFT).exp()
+
+
+def signed(x: Tensor) -> Tensor:
+    """``x / sqrt(d)``: the raw product q k^T, which may be negative.
+
+    Args:
+        x: (B, H, N, D).
+
+    Returns:
+        (B, H, N, D) in float32 or better. Without a sign there is no Perron
+        vector: such a graph has no row normalisation and no importance map.
+    """
+    return x.to(sum_dtype(x.dtype)) / math.sqrt(x.shape[-1])
+
+
+def relu(x: Tensor) -> Tensor:
+    """``relu(x) / sqrt(d)``, (B, H, N, D) to the same shape."""
+    return signed(x).relu()
 
 
 def crelu(x: Tensor) -> Tensor:
     """``[relu(x), relu(-x)] / sqrt(d)``, (B, H, N, D) to (B, H, N, 2 D)."""
-    x = x.to(sum_dtype(x.dtype)) / math.sqrt(x.shape[-1])
+    x = signed(x)
     return torch.cat([x, -x], -1).relu()
+
+
+def focused(x: Tensor) -> Tensor:
+    """:func:`crelu`, cubed and rescaled to its old norm: sharper."""
+    wide = crelu(x)
+    # The peak keeps the cubes in range; it cancels out, gradient and all.
+    peak = wide.detach().amax(-1, keepdim=True)
+    peak = peak.clamp_min(torch.finfo(wide.dtype).tiny)
+    cubes = (wide / peak) ** 3
+    # The largest cube is one, unless all are zero.
+    shrink = _norm(cubes).clamp_min(1)
+    return cubes * (_norm(wide) / shrink)
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+# Feature maps by the name of their graph, with M as a multiple of D.
+FEATURE_MAPS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    'crelu': (crelu, 2),
+    'focused': (focused, 2),
+    'identity': (signed, 1),
+    'relu': (relu, 1),
+}

@@ -198,6 +198,25 @@ def read_scores(
     return mean * as_discount(discount, mean)[..., 0]
 
 
+def importance(
+    scores: Tensor, state: ScoreState, valid: Tensor | None = None
+) -> Tensor:
+    """The weight of each token in the mean over tokens, (B, H, N).
+
+    ``a / (sum a + eps)``, or ``1 / N`` in a dead head.
+
+    Args:
+        scores: (B, H, N), not normalised.
+        state: phase 1 of the whole image.
+        valid: (B, N) bool.
+    """
+    dead = dead_heads(state)[..., None]
+    uniform = 1 / state.count[:, None, None].clamp_min(1)
+    weights = scores / (state.score + EPS)[..., None]
+    weights = torch.where(dead, uniform, weights)
+    return hide(weights[..., None], valid).squeeze(-1)
+
+
 def _project(
     x: Tensor, weight: Tensor, bias: Tensor | None, mass: Tensor
 ) -> Tensor:

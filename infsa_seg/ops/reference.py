@@ -13,17 +13,34 @@ import math
 import torch
 from torch import Tensor
 
+from .state import sum_dtype
 from .tokens import EPS, as_discount, hide
 
 
 def softmax_attention(
-    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    valid: Tensor | None = None,
+    query_valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention, for comparison; returns output and (B, H, N, N)."""
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    """Softmax attention, for comparison.
+
+    Args:
+        q: (B, H, N, D).
+        k, v: (B, H, L, D).
+        valid: (B, L) bool; invalid keys give nothing.
+        query_valid: (B, N) bool; invalid queries receive nothing. None for
+            the same mask as of the keys.
+
+    Returns:
+        The output (B, H, N, D) and the weights (B, H, N, L).
+    """
+    query_valid = valid if query_valid is None else query_valid
+    scores = q @ hide(k, valid).mT / math.sqrt(q.shape[-1])
     if valid is not None:
         scores = scores.masked_fill(~valid[:, None, None, :], -torch.inf)
-    scores = hide(scores.softmax(-1).nan_to_num(0.0), valid)
+    scores = hide(scores.softmax(-1).nan_to_num(0.0), query_valid)
     return scores @ hide(v, valid), scores
 
 
@@ -33,23 +50,81 @@ def pure_infsa(
     v: Tensor,
     discount: Tensor | float,
     valid: Tensor | None = None,
+    query_valid: Tensor | None = None,
+    hops: float = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Pure InfSA with one hop (DESIGN 3.1).
+    """Pure InfSA (DESIGN 3.1).
 
     Args:
-        q, k, v: (B, H, N, D).
-        discount: in (0, 1), scalar or (H,).
-        valid: (B, N) bool; invalid tokens neither give nor receive.
+        q: (B, H, N, D).
+        k, v: (B, H, L, D), L = N with more hops than one.
+        discount, valid, query_valid: as for :func:`pure_scores`.
+        hops: T, a positive integer or ``math.inf``.
 
     Returns:
-        The output (B, H, N, D) and the scores
-        ``discount * relu(q k^T) / d / (frobenius + eps)``, (B, H, N, N).
+        The output ``sum_{t=1..T} (g A)^t v``, (B, H, N, D) in the dtype of v,
+        and the scores ``g A`` of one hop, (B, H, N, L).
     """
-    q, k, v = (hide(x, valid) for x in (q, k, v))
+    scores, _ = pure_scores(q, k, discount, valid, query_valid)
+    value = hide(v, valid).to(scores.dtype)
+    return power_series(scores, value, hops).to(v.dtype), scores
+
+
+def pure_scores(
+    q: Tensor,
+    k: Tensor,
+    discount: Tensor | float,
+    valid: Tensor | None = None,
+    query_valid: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``g relu(q k^T) / d / (frobenius + eps)``, in float32 or better.
+
+    Args:
+        q: (B, H, N, D).
+        k: (B, H, L, D).
+        discount: g, in (0, 1), scalar or (H,).
+        valid: (B, L) bool; invalid keys give nothing.
+        query_valid: (B, N) bool; invalid queries receive nothing. None for
+            the same mask as of the keys.
+
+    Returns:
+        The scores (B, H, N, L), and (B, H), True where a head has no positive
+        score. It falls back to the graph that joins all tokens alike.
+    """
+    query_valid = valid if query_valid is None else query_valid
+    q, k = (x.to(sum_dtype(x.dtype)) for x in (q, k))
+    q, k = hide(q, query_valid), hide(k, valid)
     scores = (q @ k.mT / q.shape[-1]).relu()
     norm = torch.linalg.matrix_norm(scores)[..., None, None]
-    scores = as_discount(discount, q) * scores / (norm + EPS)
-    return scores @ v, scores
+    uniform = hide(_uniform(scores, valid), query_valid)
+    scores = torch.where(norm > 0, scores / (norm + EPS), uniform)
+    dead = norm[..., 0, 0] <= 0
+    return as_discount(discount, q) * scores, dead
+
+
+def _uniform(graph: Tensor, valid: Tensor | None) -> Tensor:
+    """Every row joined to all valid tokens alike, (B, H, N, L)."""
+    members = hide(torch.ones_like(graph).mT, valid).mT
+    return members / members.sum(-1, keepdim=True).clamp_min(1)
+
+
+def power_series(graph: Tensor, v: Tensor, hops: float) -> Tensor:
+    """``sum_{t=1..T} graph^t v``, by a solve for infinitely many.
+
+    Args:
+        graph: (B, H, N, N) of spectral radius below one; (B, H, N, L) will do
+            with one hop.
+        v: (B, H, L, D).
+        hops: T, a positive integer or ``math.inf``.
+    """
+    if math.isinf(hops):
+        eye = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
+        return torch.linalg.solve(eye - graph, graph @ v)
+    term = total = graph @ v
+    for _ in range(int(hops) - 1):
+        term = graph @ term
+        total = total + term
+    return total
 
 
 def linear_infsa(
@@ -133,39 +208,40 @@ def neumann_frobenius(
     v: Tensor,
     discount: Tensor | float,
     hops: float,
+    valid: Tensor | None = None,
 ) -> Tensor:
     """``sum_{t=1..T} (g S)^t v`` with S = phi_q phi_k^T, g = discount / |S|.
 
+    A head without any edge falls back to ``S = 1 / N``.
+
     Args:
-        phi_q, phi_k: (B, H, N, M), zero where invalid.
+        phi_q, phi_k: (B, H, N, M).
         v: (B, H, N, D).
         discount: in (0, 1), scalar or (H,).
         hops: T, an integer or ``math.inf`` (by solve).
+        valid: (B, N) bool.
     """
-    graph = phi_q @ phi_k.mT
+    graph = hide(phi_q, valid) @ hide(phi_k, valid).mT
     norm = torch.linalg.matrix_norm(graph)[..., None, None]
-    graph = as_discount(discount, v) * graph / (norm + EPS)
-    if math.isinf(hops):
-        eye = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
-        return torch.linalg.solve(eye - graph, v) - v
-    total, term = torch.zeros_like(v), v
-    for _ in range(int(hops)):
-        term = graph @ term
-        total = total + term
-    return total
+    uniform = _uniform(graph, valid)
+    graph = torch.where(norm > 0, graph / (norm + EPS), uniform)
+    graph = as_discount(discount, v) * graph
+    return hide(power_series(graph, hide(v, valid), hops), valid)
 
 
-def pagerank(transition: Tensor, discount: Tensor, count: Tensor) -> Tensor:
-    """Exact PageRank ``(1 - g) / N (I - g P^T)^-1 1``, (B, H, N).
+def row_chain(
+    phi_q: Tensor, phi_k: Tensor, valid: Tensor | None = None
+) -> Tensor:
+    """The N x N Markov chain of a row-normalised graph (DESIGN 3.3).
+
+    A token without an edge walks to all valid tokens alike.
 
     Args:
-        transition: P, (B, H, N, N); rows and columns of invalid tokens zero.
-        discount: g, broadcastable to (B, H, 1, 1).
-        count: (B,) valid tokens.
+        phi_q, phi_k: (B, H, N, M), non-negative.
+        valid: (B, N) bool.
     """
-    eye = torch.eye(
-        transition.shape[-1], dtype=transition.dtype, device=transition.device
-    )
-    ones = torch.ones_like(transition[..., :1])
-    visits = torch.linalg.solve(eye - discount * transition.mT, ones)
-    return ((1 - discount) / count[:, None, None, None] * visits).squeeze(-1)
+    graph = hide(phi_q, valid) @ hide(phi_k, valid).mT
+    degree = graph.sum(-1, keepdim=True)
+    chain = graph / torch.where(degree > 0, degree, 1.0)
+    chain = torch.where(degree > 0, chain, _uniform(graph, valid))
+    return hide(chain, valid)

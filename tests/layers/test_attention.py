@@ -21,8 +21,23 @@ MERGEABLE = [
     dict(variant='neumann', graph='crelu'),
     dict(variant='neumann', graph='crelu', hops=2),
     dict(variant='neumann', graph='crelu', hops='inf'),
+    dict(variant='neumann', graph='relu', norm='row'),
+    dict(variant='neumann', graph='focused', norm='row', hops=3),
+    dict(variant='neumann', graph='crelu', norm='row', hops='inf'),
+    dict(variant='neumann', graph='identity', hops='inf'),
+    dict(variant='linear', key_recurrence=dict(normalize='once', alpha=0.4)),
+    dict(
+        variant='neumann',
+        graph='crelu',
+        key_recurrence=dict(normalize='once', steps=3),
+    ),
 ]
-QUADRATIC = [dict(variant='pure'), dict(variant='softmax')]
+QUADRATIC = [
+    dict(variant='pure'),
+    dict(variant='pure', hops=3, key_recurrence=dict(normalize='once')),
+    dict(variant='pure', hops='inf'),
+    dict(variant='softmax'),
+]
 
 
 def make(cfg, seed=0, embed_dims=12, num_heads=3):
@@ -73,6 +88,8 @@ def test_bands_equal_whole(cfg, data):
         valid=[masks[i] for i in order],
     )
     banded = torch.cat([outputs[order.index(i)] for i in range(len(bands))], 1)
+    if valid is not None:
+        banded = banded.masked_fill(~valid[..., None], 0)
     torch.testing.assert_close(banded, whole, rtol=0, atol=1e-10)
 
     weights = torch.randn_like(whole)
@@ -225,6 +242,18 @@ def test_quadratic_attention_refuses_parts(cfg):
         (dict(hops=0), 'no positive integer'),
         (dict(hops=1.5), 'no positive integer'),
         (dict(graph='cosine'), "graph='cosine' is unknown"),
+        (dict(graph='relu', norm='max'), "norm='max' is unknown"),
+        (dict(norm='frobenius'), 'a Markov chain by itself'),
+        (dict(graph='identity', norm='row'), 'is signed'),
+        (dict(key_recurrence={}), 'direction of a key only'),
+        (
+            dict(variant='linear', key_recurrence=dict(step=2)),
+            "no option 'step'",
+        ),
+        (
+            dict(variant='linear', key_recurrence=dict(alpha=1)),
+            r'alpha=1 is not inside \(0, 1\)',
+        ),
     ],
 )
 def test_bad_arguments(cfg, message):

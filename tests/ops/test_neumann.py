@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infsa_seg.ops import graphs, neumann, reference
+from infsa_seg.ops.centrality import DenseGraph, pagerank
 from infsa_seg.ops.state import merge_all
 from infsa_seg.ops.tokens import as_discount, chunk_tokens, hide
 
@@ -61,11 +62,15 @@ def test_landmark_equals_dense_chain(problem, hops, num_chunks):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
 
-@given(problems(), hops_of, st.integers(1, 7))
-def test_crelu_equals_dense_graph(problem, hops, num_chunks):
+features_of = st.sampled_from(sorted(graphs.FEATURE_MAPS))
+
+
+@given(problems(), features_of, hops_of, st.integers(1, 7))
+def test_graph_equals_dense_graph(problem, name, hops, num_chunks):
     """Woodbury against the N x N solve; 1e-10, float64."""
     leaves = problem.leaves()
-    phi_q, phi_k = graphs.crelu(problem.q), graphs.crelu(problem.k)
+    feature, _ = graphs.FEATURE_MAPS[name]
+    phi_q, phi_k = feature(problem.q), feature(problem.k)
     result = neumann.neumann_graph(
         phi_q,
         phi_k,
@@ -76,16 +81,53 @@ def test_crelu_equals_dense_graph(problem, hops, num_chunks):
         num_chunks,
     )
     expected = reference.neumann_frobenius(
-        hide(phi_q, problem.valid),
-        hide(phi_k, problem.valid),
-        hide(problem.v, problem.valid),
+        phi_q, phi_k, problem.v, problem.discount, hops, problem.valid
+    )
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-10)
+    for a, b in zip(
+        gradients(result, leaves), gradients(expected, leaves), strict=True
+    ):
+        assert_gradients_close(a, b)
+
+
+@given(
+    problems(),
+    st.sampled_from(['crelu', 'focused', 'relu']),
+    hops_of,
+    st.integers(1, 7),
+)
+def test_rows_equal_dense_chain(problem, name, hops, num_chunks):
+    """Two phases against the N x N chain, dangling rows too; 1e-10."""
+    leaves = problem.leaves()
+    feature, _ = graphs.FEATURE_MAPS[name]
+    phi_q, phi_k = feature(problem.q), feature(problem.k)
+    result = neumann.neumann_rows(
+        phi_q,
+        phi_k,
+        problem.v,
         problem.discount,
+        hops,
+        problem.valid,
+        num_chunks,
+    )
+    expected = reference.neumann_series(
+        reference.row_chain(phi_q, phi_k, problem.valid),
+        hide(problem.v, problem.valid),
+        as_discount(problem.discount, problem.v),
         hops,
     )
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-10)
     for a, b in zip(
         gradients(result, leaves), gradients(expected, leaves), strict=True
     ):
+        assert_gradients_close(a, b)
+
+
+def assert_gradients_close(a, b):
+    """To 1e-8; None and zero mean the same."""
+    if a is None or b is None:
+        assert (a is None or not a.any()) and (b is None or not b.any())
+    else:
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
 
@@ -112,7 +154,7 @@ def test_importance_equals_dense_pagerank(problem, one_hop, num_chunks):
     discount = None if one_hop else problem.discount
     result = neumann.importance(
         phi_k,
-        neumann.importance_readout(state, discount, hops),
+        neumann.chain_importance(state, discount, hops),
         state.count,
         discount,
         problem.valid,
@@ -123,10 +165,12 @@ def test_importance_equals_dense_pagerank(problem, one_hop, num_chunks):
     if one_hop:
         expected = chain.sum(-2) / state.count[:, None, None]
     else:
-        expected = reference.pagerank(
-            chain, as_discount(discount, chain), state.count
+        valid = problem.valid
+        expected = pagerank(
+            DenseGraph(chain),
+            discount,
+            None if valid is None else valid[:, None].expand(result.shape),
         )
-        expected = hide(expected[..., None], problem.valid).squeeze(-1)
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(
         result.sum(-1), torch.ones_like(result[..., 0]), rtol=0, atol=1e-10
