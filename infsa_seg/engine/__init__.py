@@ -2,10 +2,11 @@
 """What training and testing need beside models and data."""
 
 from .files import AtomicBackend, atomic_path
-from .hooks import InputVisualizationHook, WeightsFitHook
+from .hooks import DeadHeadsHook, InputVisualizationHook, WeightsFitHook
 
 __all__ = [
     'AtomicBackend',
+    'DeadHeadsHook',
     'InputVisualizationHook',
     'WeightsFitHook',
     'atomic_path',

@@ -34,5 +34,6 @@ default_hooks = dict(
     ),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='InputVisualizationHook'),
+    dead_heads=dict(type='DeadHeadsHook'),
     weights_fit=dict(type='WeightsFitHook'),
 )
