@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from .state import State, merge_all, sum_dtype
-from .tokens import EPS, as_discount, chunk_tokens, count_tokens, hide
+from .tokens import (
+    EPS,
+    as_discount,
+    chunk_tokens,
+    count_tokens,
+    hide,
+    sum_products,
+)
 
 
 @dataclasses.dataclass
@@ -55,8 +62,8 @@ class ScoreState(State):
 def _weighted_sum(weights: Tensor, payload: Tensor) -> Tensor:
     """(B, H, N) with (B, N, C) or (B, H, N, C) to (B, H, C)."""
     if payload.dim() == 3:
-        return weights @ payload
-    return (weights.unsqueeze(-2) @ payload).squeeze(-2)
+        return sum_products(weights.mT, payload)
+    return sum_products(weights.unsqueeze(-1), payload).squeeze(-2)
 
 
 def sum_energy(

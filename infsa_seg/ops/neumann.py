@@ -24,7 +24,14 @@ import torch
 from torch import Tensor
 
 from .state import State, merge_all
-from .tokens import EPS, as_discount, chunk_tokens, count_tokens, hide
+from .tokens import (
+    EPS,
+    as_discount,
+    chunk_tokens,
+    count_tokens,
+    hide,
+    sum_products,
+)
 
 
 @dataclasses.dataclass
@@ -87,7 +94,7 @@ def sum_chain(
     """
     phi_k, v = hide(phi_k, valid), hide(v, valid).to(phi_k.dtype)
     state = NeumannState(
-        key_value=phi_k.mT @ v,
+        key_value=sum_products(phi_k, v),
         count=count_tokens(phi_k, valid),
         key_mass=phi_k.sum(-2),
     )
@@ -95,7 +102,7 @@ def sum_chain(
         phi_q = hide(phi_q, valid if query_valid is None else query_valid)
         state.query_mass = phi_q.sum(-2)
         if hops != 1:
-            state.key_query = phi_k.mT @ phi_q
+            state.key_query = sum_products(phi_k, phi_q)
     return state
 
 
@@ -184,7 +191,7 @@ def sum_walk(
     rows = hide(rows, valid if query_valid is None else query_valid)
     state = WalkState(query_mass=rows.sum(-2))
     if hops != 1:
-        state.key_query = hide(phi_k, valid).mT @ rows
+        state.key_query = sum_products(hide(phi_k, valid), rows)
     return state
 
 
@@ -226,13 +233,13 @@ def sum_graph(
     phi_k = hide(phi_k, valid)
     v = hide(v, valid).to(phi_k.dtype)
     return NeumannState(
-        key_value=phi_k.mT @ v,
+        key_value=sum_products(phi_k, v),
         count=count_tokens(phi_k, valid),
         key_mass=phi_k.sum(-2),
         query_mass=phi_q.sum(-2),
-        key_query=phi_k.mT @ phi_q if hops != 1 else None,
-        query_query=phi_q.mT @ phi_q,
-        key_key=phi_k.mT @ phi_k,
+        key_query=sum_products(phi_k, phi_q) if hops != 1 else None,
+        query_query=sum_products(phi_q, phi_q),
+        key_key=sum_products(phi_k, phi_k),
         plain=v.sum(-2),
     )
 

@@ -15,6 +15,19 @@ from infsa_seg.ops.centrality import DenseGraph, pagerank
 from .test_attention import MERGEABLE, QUADRATIC, make
 
 ALL = MERGEABLE + QUADRATIC
+# One of each class; the others take their time.
+EACH = [
+    dict(variant='linear'),
+    dict(variant='neumann'),
+    dict(variant='neumann', graph='crelu', hops='inf'),
+    dict(variant='neumann', graph='crelu', norm='row', hops='inf'),
+    dict(variant='pure'),
+    dict(variant='softmax'),
+]
+EACH_FIRST = [
+    pytest.param(cfg, marks=() if cfg in EACH else pytest.mark.slow)
+    for cfg in ALL
+]
 RANKING = [cfg for cfg in MERGEABLE if cfg.get('graph') != 'identity']
 ONE_HOP = [cfg for cfg in ALL if cfg.get('hops', 1) == 1]
 
@@ -262,7 +275,7 @@ def test_state_dict_round_trip(cfg, tmp_path):
     assert twin.eval()(x).equal(layer.eval()(x))
 
 
-@pytest.mark.parametrize('cfg', ALL)
+@pytest.mark.parametrize('cfg', EACH_FIRST)
 def test_compiles_without_graph_breaks(cfg):
     """fullgraph=True raises at a break; the numbers stay, to 1e-10."""
     torch._dynamo.reset()
@@ -274,7 +287,7 @@ def test_compiles_without_graph_breaks(cfg):
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize('cfg', ALL)
+@pytest.mark.parametrize('cfg', EACH_FIRST)
 def test_exports_with_any_number_of_tokens(cfg):
     layer = make(cfg).eval()
     tokens_dim = torch.export.Dim('tokens', min=2, max=4096)
@@ -288,7 +301,9 @@ def test_exports_with_any_number_of_tokens(cfg):
 
 
 # PyTorch has no second derivative of its fused softmax attention.
-@pytest.mark.parametrize('cfg', [c for c in ALL if c['variant'] != 'softmax'])
+@pytest.mark.parametrize(
+    'cfg', [p for p in EACH_FIRST if p.values[0]['variant'] != 'softmax']
+)
 def test_double_backward(cfg):
     layer = make(cfg, embed_dims=4, num_heads=2)
     x = (tokens(1, 3, 4) + 0.4).requires_grad_()
