@@ -77,6 +77,10 @@ LADDER = {
     '': Rung(ours=('compat', 'version', 'models', 'datasets', 'engine')),
     # Arguments and exit status only.
     'tools': Rung(ours=('apis',)),
+    # Questions about the operators themselves.
+    'tools.analysis': Rung(
+        ours=('ops', 'layers', 'apis'), theirs=('torch', 'rich')
+    ),
 }
 
 
@@ -118,8 +122,10 @@ def violations(source: str, module: str) -> list[str]:
         One line for every import that its rung does not allow.
     """
     name = module.removeprefix(f'{PACKAGE}.').removesuffix('__init__')
-    rung_name = name.partition('.')[0]
-    if rung_name not in LADDER:
+    rung_name = name
+    while rung_name and rung_name not in LADDER:
+        rung_name = rung_name.rpartition('.')[0]
+    if not rung_name and name:
         return [f'{module} stands on no rung of the ladder']
     rung = LADDER[rung_name]
     return [

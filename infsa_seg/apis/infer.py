@@ -119,7 +119,7 @@ def _infer_one(
 ) -> None:
     """Segment one input, write its files and count it where labels exist."""
     if name.startswith('scene:'):
-        stem, image, label = _draw_scene(name, model.cfg)
+        stem, image, label = draw_scene(name, model.cfg)
     else:
         stem, image, label = Path(name).stem, read_image(name), None
         if labels is not None:
@@ -156,7 +156,7 @@ def _read_label(path: Path, image: np.ndarray) -> np.ndarray:
     return label
 
 
-def _draw_scene(name: str, cfg: Config) -> tuple[str, np.ndarray, np.ndarray]:
+def draw_scene(name: str, cfg: Config) -> tuple[str, np.ndarray, np.ndarray]:
     """Name, image and label of a scene like those the config tests with."""
     match = _SCENE.fullmatch(name)
     if not match:

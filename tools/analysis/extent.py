@@ -1,0 +1,293 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""Train on few tokens, test on many: ``python tools/analysis/extent.py``.
+
+It prints the accuracy of each operator in associative recall (DESIGN 3.3) as
+the image grows. Every image carries a legend that deals eight textures out to
+four classes anew, and every token must look up its own texture: without the
+legend a texture means nothing. The legend keeps its size, so that it fills an
+eighth of 256 tokens and one in 2,048 of 65,536.
+"""
+
+import argparse
+import sys
+from argparse import ArgumentParser
+from collections.abc import Collection, Iterable
+from typing import Any
+
+try:
+    import torch
+    from rich.console import Console
+    from rich.progress import track
+    from torch import Tensor, nn
+    from torch.nn import functional as F
+
+    from infsa_seg.apis import cli
+    from infsa_seg.layers import (
+        FFN,
+        Block,
+        GlobalBranch,
+        InfSAAttention,
+        LocalBranch,
+    )
+except ImportError as error:  # not installed, or beside what cannot work
+    sys.exit(f'extent.py: error: {error}')
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    'neumann': dict(variant='neumann'),
+    'neumann-fixed': dict(variant='neumann', log_n=False),
+    'softmax': dict(variant='softmax'),
+    'linear': dict(variant='linear'),
+}
+TOKENS = (256, 1024, 4096, 16_384, 65_536)
+
+NUM_TEXTURES = 8
+NUM_CLASSES = 4
+# Each texture stands in it four times.
+LEGEND = 4 * NUM_TEXTURES
+# What a token shows: a texture and, in the legend, the mark of a class.
+CHANNELS = NUM_TEXTURES + NUM_CLASSES
+NOISE = 0.1
+
+WIDTH = 64
+NUM_LAYERS = 3
+NUM_HEADS = 4
+BATCH = 8
+LEARNING_RATE = 2e-3
+# Far from the seeds that anybody trains with.
+TEST_SEED = 1_000_000
+TEST_IMAGES = 16
+
+
+def deal(generator: torch.Generator) -> Tensor:
+    """The class of each texture, int64 (NUM_TEXTURES,), two to a class."""
+    return torch.randperm(NUM_TEXTURES, generator=generator) % NUM_CLASSES
+
+
+def draw(
+    meaning: Tensor, num_tokens: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw an image: its legend, then a field of random textures.
+
+    The order of the tokens is of no account, as nothing tells it.
+
+    Args:
+        meaning: of :func:`deal`.
+        num_tokens: N, more than LEGEND.
+        generator: source of the field and of the noise.
+
+    Returns:
+        Tokens, float32 (N, CHANNELS), and the classes of the field, int64
+        (N - LEGEND,).
+    """
+    legend = torch.arange(LEGEND) % NUM_TEXTURES
+    field = torch.randint(
+        NUM_TEXTURES, (num_tokens - LEGEND,), generator=generator
+    )
+    tokens = NOISE * torch.randn(num_tokens, CHANNELS, generator=generator)
+    texture, mark = tokens.split([NUM_TEXTURES, NUM_CLASSES], -1)
+    texture += F.one_hot(torch.cat([legend, field]), NUM_TEXTURES)
+    mark[:LEGEND] += F.one_hot(meaning[legend], NUM_CLASSES)
+    return tokens, meaning[field]
+
+
+class Recall(nn.Module):
+    """A small network on a row of tokens.
+
+    Args:
+        **attention: which operator, see :class:`InfSAAttention`.
+    """
+
+    def __init__(self, **attention: Any) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(CHANNELS, WIDTH),
+            *(self._block(attention) for _ in range(NUM_LAYERS)),
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, NUM_CLASSES),
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, N, CHANNELS) to logits of the field, (B, N - LEGEND, K)."""
+        return self.body(tokens[:, None])[:, 0, LEGEND:]
+
+    @staticmethod
+    def _block(attention: dict[str, Any]) -> Block:
+        return Block(
+            GlobalBranch(
+                nn.LayerNorm(WIDTH),
+                InfSAAttention(WIDTH, NUM_HEADS, **attention),
+                nn.Identity(),
+            ),
+            LocalBranch(
+                nn.LayerNorm(WIDTH), FFN(WIDTH, 2 * WIDTH), nn.Identity()
+            ),
+        )
+
+
+def train(
+    variant: str, num_tokens: int, iters: int, seed: int, device: torch.device
+) -> Recall:
+    """Train a network, every iteration on new images.
+
+    Args:
+        variant: one of VARIANTS.
+        num_tokens: tokens of each image.
+        iters: how many batches.
+        seed: of the weights and the images.
+        device: where to.
+
+    Returns:
+        The network in evaluation mode.
+    """
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    network = Recall(**VARIANTS[variant]).to(device)
+    optimizer = torch.optim.Adam(network.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, LEARNING_RATE, iters, pct_start=0.1, cycle_momentum=False
+    )
+    for _ in progress(range(iters), f'Training {variant}'):
+        images = [
+            draw(deal(generator), num_tokens, generator) for _ in range(BATCH)
+        ]
+        tokens, labels = (
+            torch.stack(parts).to(device)
+            for parts in zip(*images, strict=True)
+        )
+        loss = F.cross_entropy(network(tokens).mT, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return network.eval()
+
+
+@torch.inference_mode()
+def accuracy(network: Recall, num_tokens: int, device: torch.device) -> float:
+    """The share of field tokens that get their class, over test images.
+
+    Images of any size have the same legends, whatever was trained on.
+    """
+    shares = []
+    for index in range(TEST_IMAGES):
+        generator = torch.Generator().manual_seed(TEST_SEED + index)
+        tokens, labels = draw(deal(generator), num_tokens, generator)
+        found = network(tokens[None].to(device)).argmax(-1)[0].cpu()
+        shares.append((found == labels).double().mean())
+    return torch.stack(shares).mean().item()
+
+
+def measure(variant: str, args: argparse.Namespace) -> list[str]:
+    """Train one variant; its accuracy on each size, a dash if left out."""
+    network = train(
+        variant, args.tokens[0], args.iters, args.seed, args.device
+    )
+    cells = []
+    for num_tokens in progress(args.tokens, f'Testing {variant}'):
+        if variant == 'softmax' and num_tokens > args.softmax_max_tokens:
+            cells.append('-')
+        else:
+            cells.append(f'{accuracy(network, num_tokens, args.device):.3f}')
+    return cells
+
+
+def progress(items: Collection[Any], what: str) -> Iterable[Any]:
+    """Go through ``items`` under a bar, where somebody watches."""
+    console = Console(stderr=True)
+    return track(
+        items,
+        what,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def positive(value: str) -> int:
+    """An argument that is a number of things."""
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f'{value!r} is no positive integer')
+    return int(value)
+
+
+def extent(value: str) -> int:
+    """An argument that is the number of tokens of an image."""
+    if positive(value) <= LEGEND:
+        raise argparse.ArgumentTypeError(
+            f'{value} tokens leave no field beside the legend of {LEGEND}'
+        )
+    return int(value)
+
+
+def device(value: str) -> torch.device:
+    """An argument that is a device on which something can be computed."""
+    try:
+        torch.ones(1, device=value).cpu()
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(
+            f'{value!r} is not there to compute on'
+        ) from error
+    return torch.device(value)
+
+
+def parse() -> argparse.Namespace:
+    """The arguments."""
+    parser = ArgumentParser(
+        description='Accuracy in associative recall on images that grow, of '
+        'networks trained on small ones'
+    )
+    parser.add_argument(
+        '--variants',
+        nargs='+',
+        choices=VARIANTS,
+        default=[*VARIANTS],
+        help='operators to train; neumann-fixed does without the log-N '
+        'temperature; defaults to all',
+    )
+    parser.add_argument(
+        '--tokens',
+        nargs='+',
+        type=extent,
+        default=TOKENS,
+        metavar='N',
+        help='sizes to test on, of which the first is trained on; defaults '
+        f'to {" ".join(map(str, TOKENS))}',
+    )
+    parser.add_argument(
+        '--softmax-max-tokens',
+        type=positive,
+        default=16_384,
+        metavar='N',
+        help='size beyond which softmax, of O(N^2), is not tested; defaults '
+        'to 16384',
+    )
+    parser.add_argument(
+        '--iters', type=positive, default=500, help='defaults to 500'
+    )
+    parser.add_argument('--seed', type=int, default=0, help='defaults to 0')
+    parser.add_argument(
+        '--device',
+        type=device,
+        default='cuda' if torch.cuda.is_available() else 'cpu',
+        help='such as cuda:0; a GPU if there is',
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Read the arguments; print a table in markdown, row by row."""
+    args = parse()
+    header = ['variant', *(f'{n:,}' for n in args.tokens)]
+    for row in (header, ['---'] * len(header)):
+        print(f'| {" | ".join(row)} |')
+    for variant in args.variants:
+        row = [variant, *measure(variant, args)]
+        print(f'| {" | ".join(row)} |', flush=True)
+
+
+if __name__ == '__main__':
+    cli.run(main)

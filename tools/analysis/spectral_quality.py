@@ -1,0 +1,245 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""How well each operator finds the tokens that matter, head by head.
+
+``python tools/analysis/spectral_quality.py random``, or ``... trained CONFIG
+CHECKPOINT [INPUT]``. It prints the cosine of what each token receives by an
+operator with the dominant left eigenvector of ReLU(QK^T), the graph that
+InfSA stands for (DESIGN 3.3):
+
+* linear: the scores of Linear-InfSA;
+* crelu: the left eigenvector of the crelu graph, from an M x M problem;
+* landmark: the importance map of the layer's landmark graph (on random
+  tokens: of random landmarks);
+* constant: the same for every token, to measure the others against: vectors
+  without a negative entry are never far apart.
+
+Every operator sees the same queries and keys, whichever the layer uses. A
+dash stands where there is nothing to compare: no landmarks, or no dominant
+eigenvector.
+"""
+
+import argparse
+import sys
+from argparse import ArgumentParser
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+try:
+    import torch
+    from rich.console import Console
+    from rich.progress import track
+    from torch import Tensor, nn
+
+    from infsa_seg.apis import cli, inference, init_model
+    from infsa_seg.apis.infer import draw_scene
+    from infsa_seg.apis.pictures import read_image
+    from infsa_seg.layers import InfSAAttention, LandmarkInfSA
+    from infsa_seg.ops import crelu, reference
+    from infsa_seg.ops.centrality import (
+        DenseGraph,
+        FactorGraph,
+        Graph,
+        eigenvector,
+    )
+except ImportError as error:  # not installed, or beside what cannot work
+    sys.exit(f'spectral_quality.py: error: {error}')
+
+OPERATORS = ('linear', 'crelu', 'landmark', 'constant')
+MEANS = (0.0, 0.1, 0.2, 0.3, 0.5)
+WIDTH = 64
+# The matrix of a head then takes 2 GiB.
+MAX_TOKENS = 16_384
+
+
+def cosines(layer: InfSAAttention, q: Tensor, k: Tensor) -> Tensor:
+    """Hold the operators against the eigenvector.
+
+    Args:
+        layer: gives the landmarks, if it has any.
+        q, k: (H, N, D) projected tokens of one image.
+
+    Returns:
+        (H, len(OPERATORS)), NaN where there is nothing to compare.
+    """
+    q, k = q.double(), k.double()
+    exact = received(
+        DenseGraph((a @ b.mT).relu()) for a, b in zip(q, k, strict=True)
+    )
+    _, linear = reference.linear_infsa(q[None], k[None], k[None], 1.0)
+    found = [
+        linear[0, ..., 0],
+        received(
+            FactorGraph(crelu(a), crelu(b)) for a, b in zip(q, k, strict=True)
+        ),
+        landmark_importance(layer, q, k),
+        torch.ones_like(exact),
+    ]
+    return torch.stack([cosine(importance, exact) for importance in found], -1)
+
+
+def received(graphs: Iterable[Graph]) -> Tensor:
+    """The dominant left eigenvector of each, (H, N), NaN where it has none."""
+    vectors = []
+    for graph in graphs:
+        try:
+            vectors.append(eigenvector(graph.T))
+        except ValueError:
+            vectors.append(torch.full_like(graph.ones[..., 0], torch.nan))
+    return torch.stack(vectors)
+
+
+def landmark_importance(layer: InfSAAttention, q: Tensor, k: Tensor) -> Tensor:
+    """As the layer has it, (H, N); NaN without landmarks."""
+    if not isinstance(layer, LandmarkInfSA):
+        return torch.full_like(q[..., 0], torch.nan)
+    q, k = q[None], k[None]
+    return layer.operate(q, k, k, None, None, need_weights=True)[1][0]
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """(H, N) each to (H,); zeros have no direction, so NaN."""
+    norm = torch.linalg.vector_norm
+    return (a * b).sum(-1) / (norm(a, dim=-1) * norm(b, dim=-1))
+
+
+def random_rows(args: argparse.Namespace) -> Iterator[list[str]]:
+    """A row for each mean that queries and keys share, over the heads."""
+    torch.manual_seed(args.seed)
+    layer = InfSAAttention(args.heads * WIDTH, args.heads).eval()
+    yield ['shared mean', *OPERATORS]
+    for mean in progress(MEANS):
+        q, k = torch.randn(2, args.heads, args.tokens, WIDTH) + mean
+        yield [f'{mean:g}', *numbers(cosines(layer, q, k).nanmean(0))]
+
+
+def trained_rows(args: argparse.Namespace) -> Iterator[list[str]]:
+    """A row for each layer and head of a model on an image."""
+    model = init_model(
+        args.config, args.checkpoint, cfg_options=args.cfg_options
+    )
+    if args.input.startswith('scene:'):
+        _, image, _ = draw_scene(args.input, model.cfg)
+    else:
+        image = read_image(args.input)
+    yield ['layer', 'head', *OPERATORS]
+    total = []
+    for name, tokens in progress(layer_inputs(model, image).items()):
+        layer = model.get_submodule(name)
+        q, k = layer.queries(tokens[None]), layer.keys(tokens[None])
+        total.append(cosines(layer, q[0], k[0]))
+        for head, row in enumerate(total[-1]):
+            yield [name, str(head), *numbers(row)]
+    yield ['mean', '', *numbers(torch.cat(total).nanmean(0))]
+
+
+def layer_inputs(model: nn.Module, image: Any) -> dict[str, Tensor]:
+    """Segment an image; the valid tokens (N, C) that each layer gets.
+
+    Where the model slides a window, those of the last one.
+
+    Raises:
+        ValueError: there is no such layer, or there are too many tokens.
+    """
+    seen = {}
+
+    def keep(name: str) -> Any:
+        def hook(layer: nn.Module, args: tuple, kwargs: dict) -> None:
+            tokens, valid = args[0], kwargs.get('valid')
+            whole = tokens.flatten(0, -2)
+            seen[name] = whole if valid is None else whole[valid.flatten()]
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(keep(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if isinstance(module, InfSAAttention)
+    ]
+    if not handles:
+        raise ValueError('the model has no InfSAAttention to look at')
+    inference(model, image)
+    for handle in handles:
+        handle.remove()
+    most = max(len(tokens) for tokens in seen.values())
+    if most > MAX_TOKENS:
+        raise ValueError(
+            f'the image makes {most} tokens, and their N x N graph is too '
+            f'large beyond {MAX_TOKENS}; use a smaller one'
+        )
+    return seen
+
+
+def progress(items: Collection[Any]) -> Iterable[Any]:
+    """Go through ``items`` under a bar, where somebody watches."""
+    console = Console(stderr=True)
+    return track(
+        items,
+        'Comparing',
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def numbers(row: Tensor) -> list[str]:
+    """Three decimals, a dash for NaN."""
+    return ['-' if x.isnan() else f'{x:.3f}' for x in row]
+
+
+def positive(value: str) -> int:
+    """An argument that is a number of things."""
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f'{value!r} is no positive integer')
+    return int(value)
+
+
+def parse() -> argparse.Namespace:
+    """The arguments; ``rows`` is the function that makes the table."""
+    parser = ArgumentParser(
+        description='Cosine of each importance with the dominant left '
+        'eigenvector of ReLU(QK^T)'
+    )
+    kinds = parser.add_subparsers(required=True, metavar='{random,trained}')
+    random = kinds.add_parser(
+        'random', help='on Gaussian queries and keys that share a mean'
+    )
+    random.set_defaults(rows=random_rows)
+    random.add_argument(
+        '--tokens', type=positive, default=1024, help='defaults to 1024'
+    )
+    random.add_argument(
+        '--heads',
+        type=positive,
+        default=4,
+        help='how many are drawn and averaged over, defaults to 4',
+    )
+    random.add_argument('--seed', type=int, default=0, help='defaults to 0')
+    trained = kinds.add_parser(
+        'trained', help='on every attention layer of a model'
+    )
+    trained.set_defaults(rows=trained_rows)
+    cli.add_config_arguments(trained)
+    trained.add_argument('checkpoint', help='trained weights')
+    trained.add_argument(
+        'input',
+        nargs='?',
+        default='scene:256',
+        metavar='INPUT',
+        help='a picture file, or scene:SIZE[:NUMBER] for a synthetic scene; '
+        'defaults to scene:256',
+    )
+    return parser.parse_args()
+
+
+@torch.no_grad()
+def main() -> None:
+    """Read the arguments, compare, and print a table in markdown."""
+    args = parse()
+    # The bar would take what is printed while it is shown.
+    header, *rows = args.rows(args)
+    for row in (header, ['---'] * len(header), *rows):
+        print(f'| {" | ".join(row)} |')
+
+
+if __name__ == '__main__':
+    cli.run(main)
