@@ -187,6 +187,17 @@ def test_extent_is_learnt_in_training_only():
     assert fresh.num_tokens_ref.item() == 16
 
 
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_extent_survives_half_precision(dtype):
+    """Neither could hold the number: float16 ends at 65,504."""
+    layer = make(dict(variant='neumann'), embed_dims=3)
+    layer(torch.zeros(1, 331_777, 3).double())
+    assert layer.to(dtype).num_tokens_ref.item() == 331_777
+    twin = make(dict(variant='neumann'), embed_dims=3).to(dtype)
+    twin.load_state_dict(layer.state_dict())
+    assert twin.float().num_tokens_ref.item() == 331_777
+
+
 def test_temperature_counts_valid_tokens_only():
     layer = make(dict(variant='neumann'))
     layer(torch.randn(1, 16, 12).double())
