@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from infsa_seg.layers import LandmarkInfSA
 from tests.apis.conftest import REPO
 
 TOOL = 'analysis/extent.py'
@@ -98,3 +99,62 @@ def cells(outcome):
     )
     assert rule == ['---'] * len(header)
     return header, rows
+
+
+SMALL = ('--iters', 2, '--tokens', 64, 256)
+
+
+def test_a_row_for_each_variant(tool):
+    header, rows = cells(
+        tool(TOOL, *SMALL, '--softmax-max-tokens', 100, '--seed', 3)
+    )
+    assert header == ['variant', '64', '256']
+    names = ['neumann', 'neumann-fixed', 'softmax', 'linear']
+    assert [row[0] for row in rows] == names
+    for name, small, large in rows:
+        assert 0 <= float(small) <= 1
+        assert (large == '-') == (name == 'softmax')
+
+
+def test_training_is_the_seeds(extent):
+    device = torch.device('cpu')
+    first, again, other = (
+        extent.train('neumann', 64, 1, seed, device) for seed in (1, 1, 2)
+    )
+    weights = [network.body[0].weight for network in (first, again, other)]
+    assert weights[0].equal(weights[1]) and not weights[0].equal(weights[2])
+    refs = [
+        module.num_tokens_ref.item()
+        for module in first.modules()
+        if isinstance(module, LandmarkInfSA)
+    ]
+    assert refs == [64] * extent.NUM_LAYERS
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['--tokens', 32], '32 tokens leave no field beside the legend'),
+        (['--iters', 0], "'0' is no positive integer"),
+        (['--device', 'abacus'], "'abacus' is not there to compute on"),
+        (['--variants', 'quick'], "invalid choice: 'quick'"),
+    ],
+)
+def test_wrong_arguments_are_one_line(tool, arguments, message):
+    outcome = tool(TOOL, *arguments)
+    assert outcome.status == 2 and not outcome.out
+    assert message in outcome.err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_the_temperature_carries_over(extent):
+    """Trained on 256 tokens, tested on 1,024; without it, less is left."""
+    device = torch.device('cpu')
+    scores = {}
+    for variant in ('neumann', 'neumann-fixed'):
+        network = extent.train(variant, 256, 500, 0, device)
+        scores[variant] = [
+            extent.accuracy(network, n, device) for n in (256, 1024, 16_384)
+        ]
+    assert min(scores['neumann'][:2]) >= 0.99
+    assert scores['neumann'][2] > scores['neumann-fixed'][2]
