@@ -148,13 +148,13 @@ def test_wrong_arguments_are_one_line(tool, arguments, message):
 
 @pytest.mark.slow
 def test_the_temperature_carries_over(extent):
-    """Trained on 256 tokens, tested on 1,024; without it, less is left."""
+    """Trained on 256 tokens, tested on 16,384; without it, less is left."""
     device = torch.device('cpu')
     scores = {}
     for variant in ('neumann', 'neumann-fixed'):
         network = extent.train(variant, 256, 500, 0, device)
         scores[variant] = [
-            extent.accuracy(network, n, device) for n in (256, 1024, 16_384)
+            extent.accuracy(network, n, device) for n in (256, 16_384)
         ]
-    assert min(scores['neumann'][:2]) >= 0.99
-    assert scores['neumann'][2] > scores['neumann-fixed'][2]
+    assert scores['neumann'][0] >= 0.95
+    assert scores['neumann'][1] > scores['neumann-fixed'][1] + 0.1
