@@ -47,6 +47,11 @@ LADDER = {
         ours=('ops', 'layers', 'compat', 'type_hints'),
         theirs=('torch', *OPENMMLAB),
     ),
+    # Where mmsegmentation too decides how a model runs over an image.
+    'models.segmentors': Rung(
+        ours=('execution', 'models.utils', 'compat', 'type_hints'),
+        theirs=('torch', *OPENMMLAB),
+    ),
     'execution': Rung(
         ours=('ops', 'layers.protocol', 'compat', 'type_hints'),
         theirs=('torch', 'numpy'),

@@ -52,6 +52,16 @@ class GlobalBranch(nn.Module):
     def finalize(self, state: Any, phase: int, context: Context) -> Context:
         return self.op.finalize(state, phase, context)
 
+    def importance(
+        self, x: Tensor, context: Context, valid: Tensor | None = None
+    ) -> Tensor:
+        """How much each token of a band receives from all, (B, H, N).
+
+        Raises:
+            AttributeError: the operation has no such notion.
+        """
+        return self.op.importance(self.norm(x), context, valid)  # type: ignore[attr-defined]
+
     def attend(self, x: Tensor, context: Context) -> Tensor:
         return x + self.drop_path(self.op.attend(self.norm(x), context))
 

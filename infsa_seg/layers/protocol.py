@@ -14,7 +14,9 @@ know no executor: what lies outside a band reaches them through two callables,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -109,6 +111,70 @@ class GlobalOp(Protocol):
         context: Context | None = ...,
     ) -> Tensor:
         """Run all phases over one band and answer it, as by the verbs."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Tap:
+    """A place in a network from which the decoder is fed.
+
+    Attributes:
+        project: what the tokens there, (B, ..., C), contribute, (B, ..., W).
+            The contributions of all taps are summed, so that no tap has to be
+            kept.
+    """
+
+    project: Callable[[Tensor], Tensor]
+
+
+Step = GlobalOp | LocalOp | Tap
+
+
+class BandNetwork(Protocol):
+    """A whole network from pixels to logits, as an executor sees it.
+
+    Attributes:
+        patch_size: side of a token in pixels.
+        embed_dims: channels C of a token.
+        tap_dims: channels W of what a tap contributes.
+        num_classes: channels of the logits.
+        stride: side in pixels of one place of the logits, which may be a
+            fraction.
+        halo: token rows on each side that :meth:`decode` needs.
+    """
+
+    patch_size: int
+    embed_dims: int
+    tap_dims: int
+    num_classes: int
+    stride: Fraction
+    halo: int
+
+    def embed(self, pixels: Tensor, start: int, num_rows: int) -> Tensor:
+        """Turn a band of pixels into tokens, (B, rows, columns, C).
+
+        Args:
+            pixels: (B, channels, height, width), normalised.
+            start: token row of the image at which the band starts.
+            num_rows: token rows of the image.
+        """
+        ...
+
+    def steps(self) -> Iterator[Step]:
+        """What happens to the tokens, in order."""
+        ...
+
+    def decode(self, taps: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Turn summed taps into logits.
+
+        Args:
+            taps: (B, rows, columns, W), the band with its halo.
+            valid: (B, rows, columns) bool; None for all. Invalid tokens have
+                no influence on the logits of others.
+
+        Returns:
+            (B, classes, height, width) in steps of ``stride``.
+        """
         ...
 
 

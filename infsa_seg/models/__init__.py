@@ -3,5 +3,6 @@
 
 from .backbones import InfViT
 from .decode_heads import BandSegHead
+from .segmentors import BandEncoderDecoder
 
-__all__ = ['BandSegHead', 'InfViT']
+__all__ = ['BandEncoderDecoder', 'BandSegHead', 'InfViT']

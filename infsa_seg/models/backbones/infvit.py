@@ -218,6 +218,10 @@ class InfViT(BaseModule):
             assert isinstance(layer, Block)
             yield from layer.steps()
 
+    def tap(self, index: int, x: Tensor) -> Tensor:
+        """What layer ``index`` hands on of its output (B, ..., C)."""
+        return self.norm(x) if index == len(self.layers) - 1 else x
+
     def forward(
         self,
         x: Tensor,
@@ -243,7 +247,7 @@ class InfViT(BaseModule):
                 run = functools.partial(checkpoint, layer, use_reentrant=False)
             x = run(x, merge=merge, halo=halo, valid=valid, context=context)
             if index in self.out_indices:
-                tap = self.norm(x) if index == len(self.layers) - 1 else x
+                tap = self.tap(index, x)
                 taps.append(tap.permute(0, 3, 1, 2).contiguous())
         return tuple(taps)
 

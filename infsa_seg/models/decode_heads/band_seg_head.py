@@ -64,12 +64,53 @@ class BandSegHead(BaseDecodeHead):
             reach = -(-(reach + 1) // 2)
         return reach if self.num_upsamples else reach + 1
 
-    def forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Turn taps (B, C, rows, columns) into logits.
+    def tap(self, index: int, x: Tensor) -> Tensor:
+        """What tap ``index``, (B, rows, columns, C), contributes.
+
+        Returns:
+            (B, rows, columns, channels), to be summed over the taps.
+        """
+        fuse = self.fuse[index]
+        return fuse(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    def decode_taps(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Turn the sum of the taps into logits.
+
+        Args:
+            x: (B, rows, columns, channels).
+            valid: (B, rows, columns) bool; the convolutions see zeros where
+                it is False, as they do beyond the border. None for all.
 
         Returns:
             (B, classes, rows * 2^num_upsamples, columns * 2^num_upsamples).
         """
+        x = self.norm(x.permute(0, 3, 1, 2))
+        hidden = None if valid is None else ~valid[:, None]
+        for stage in self.decode:
+            refinement = stage
+            if self.num_upsamples:
+                assert isinstance(stage, nn.Sequential)
+                x, refinement = stage[:-1](x), stage[-1]
+                if hidden is not None:
+                    hidden = hidden.repeat_interleave(2, -2)
+                    hidden = hidden.repeat_interleave(2, -1)
+            if hidden is not None:
+                x = x.masked_fill(hidden, 0)
+            x = refinement(x)
+        return self.cls_seg(x)
+
+    def forward(
+        self, inputs: tuple[Tensor, ...], valid: Tensor | None = None
+    ) -> Tensor:
+        """Turn taps (B, C, rows, columns) into logits.
+
+        Args:
+            inputs: the feature maps of the backbone.
+            valid: as for :meth:`decode_taps`, whose result this returns.
+        """
         taps = self._transform_inputs(inputs)
-        x = sum(fuse(tap) for fuse, tap in zip(self.fuse, taps, strict=True))
-        return self.cls_seg(self.decode(self.norm(x)))
+        fused = [
+            self.tap(index, tap.permute(0, 2, 3, 1))
+            for index, tap in enumerate(taps)
+        ]
+        return self.decode_taps(sum(fused[1:], fused[0]), valid)

@@ -1,0 +1,28 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""Executors: they run the steps of a network, and know no model."""
+
+from .bands import Grid, Image, read_token_mask
+from .classes import class_rows, classify, probabilities
+from .resize import Piece
+from .resume import Journal
+from .streaming import Streaming
+from .token_store import FileStore, RamStore, TokenStore
+from .whole import TensorImage, run_bands, run_whole
+
+__all__ = [
+    'FileStore',
+    'Grid',
+    'Image',
+    'Journal',
+    'Piece',
+    'RamStore',
+    'Streaming',
+    'TensorImage',
+    'TokenStore',
+    'class_rows',
+    'classify',
+    'probabilities',
+    'read_token_mask',
+    'run_bands',
+    'run_whole',
+]

@@ -1,0 +1,96 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""What an executor cuts into bands: the image, and its grid of tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from infsa_seg.ops import Rows, bands_of
+
+
+class Image(Protocol):
+    """An image that is read by rows and never all at once.
+
+    Attributes:
+        height, width: in pixels.
+    """
+
+    height: int
+    width: int
+
+    def read(self, rows: Rows) -> Tensor:
+        """Pixel rows, float (1, channels, rows.num_rows, width), normalised.
+
+        What invalid pixels hold does not matter.
+        """
+        ...
+
+    def read_valid(self, rows: Rows) -> Tensor | None:
+        """Bool (rows.num_rows, width), False where a pixel is not to count.
+
+        None where every pixel of the image counts.
+        """
+        ...
+
+
+class Grid(NamedTuple):
+    """The tokens of an image; the last row and column may be cut short.
+
+    Attributes:
+        height, width: of the image in pixels.
+        patch_size: side of a token in pixels.
+    """
+
+    height: int
+    width: int
+    patch_size: int
+
+    @property
+    def rows(self) -> int:
+        """Token rows."""
+        return -(-self.height // self.patch_size)
+
+    @property
+    def columns(self) -> int:
+        """Token columns."""
+        return -(-self.width // self.patch_size)
+
+    def pixel_rows(self, rows: Rows) -> Rows:
+        """The pixel rows of some token rows."""
+        return Rows(
+            rows.start * self.patch_size,
+            min(rows.stop * self.patch_size, self.height),
+        )
+
+
+def read_token_mask(image: Image, grid: Grid, band_rows: int) -> Tensor | None:
+    """Which tokens have a valid pixel.
+
+    Args:
+        image: its validity is read band by band.
+        grid: its tokens.
+        band_rows: token rows that are read at once.
+
+    Returns:
+        Bool (rows, columns), or None where every token has.
+    """
+    mask = torch.ones(grid.rows, grid.columns, dtype=torch.bool)
+    for rows in bands_of(grid.rows, band_rows):
+        valid = image.read_valid(grid.pixel_rows(rows))
+        if valid is None:
+            return None
+        mask[slice(*rows)] = any_valid(valid, grid.patch_size)
+    return None if mask.all() else mask
+
+
+def any_valid(valid: Tensor, patch_size: int) -> Tensor:
+    """Reduce a pixel mask (height, width) to its tokens, (rows, columns)."""
+    height, width = valid.shape
+    valid = torch.nn.functional.pad(
+        valid, (0, -width % patch_size, 0, -height % patch_size)
+    )
+    rows, columns = (side // patch_size for side in valid.shape)
+    return valid.view(rows, patch_size, columns, patch_size).any(3).any(1)
