@@ -1,0 +1,180 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""What the readers of all formats share."""
+
+import errno
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .meta import RasterMeta
+from .window import Window
+
+Reader = TypeVar('Reader', bound='WindowReader')
+
+
+class WindowReader(ABC):
+    """A :class:`~.reader.RasterReader` but for the format.
+
+    A subclass sets ``meta``, and gives the pixels of a window together with
+    which of them are valid. What cannot be pickled, and what must not be
+    shared with a forked process, it drops in ``close`` and makes again when
+    it is next asked for pixels.
+
+    Args:
+        path: The file.
+    """
+
+    meta: RasterMeta
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Of the window read last: it fell off on the way to the pixels, and
+        # would cost a second decoding.
+        self._kept: tuple[Window, np.ndarray | None] | None = None
+
+    def read(self, window: Window, level: int = 0) -> np.ndarray:
+        """As :meth:`.reader.RasterReader.read` has it."""
+        self._check(window, level)
+        pixels, valid = self._load(window)
+        self._kept = window, valid
+        return pixels
+
+    def read_valid(self, window: Window, level: int = 0) -> np.ndarray | None:
+        """As :meth:`.reader.RasterReader.read_valid` has it."""
+        self._check(window, level)
+        if self.meta.all_valid:
+            return None
+        kept, self._kept = self._kept, None
+        if kept is not None and kept[0] == window:
+            return kept[1]
+        return self._load(window)[1]
+
+    @abstractmethod
+    def _load(self, window: Window) -> tuple[np.ndarray, np.ndarray | None]:
+        """Read a window that lies in the picture.
+
+        Returns:
+            The pixels (height, width, channels), contiguous and the caller's
+            own; which are valid, as of :func:`valid_pixels`.
+        """
+
+    def close(self) -> None:
+        """Let go of the file and of everything kept of it.
+
+        A later read opens it again.
+        """
+        self._kept = None
+
+    def __enter__(self: Reader) -> Reader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_kept': None}
+
+    def _check(self, window: Window, level: int) -> None:
+        if level != 0:
+            raise ValueError(f'{self.path}: has no level {level}; use 0')
+        size = self.meta.height, self.meta.width
+        if min(window[2:]) < 1 or window.clip(*size) != window:
+            raise ValueError(
+                f'{self.path}: a window of {window.height}x{window.width} at '
+                f'({window.row}, {window.col}) is not within its '
+                f'{size[0]}x{size[1]} pixels'
+            )
+
+
+def valid_pixels(
+    stored: np.ndarray,
+    nodata: float | None,
+    alphas: Sequence[np.ndarray] = (),
+) -> np.ndarray | None:
+    """Tell which pixels are valid.
+
+    Args:
+        stored: Values as the file has them (height, width, channels).
+        nodata: A pixel is invalid where all channels have this value.
+        alphas: Opacities (height, width); invalid where one of them is 0.
+
+    Returns:
+        bool (height, width), False also where a channel is NaN; None if
+        there is nothing by which a pixel could be invalid.
+    """
+    doubts = []
+    # Channel by channel: temporary arrays stay as small as the result.
+    if stored.dtype.kind == 'f':
+        holes = np.zeros(stored.shape[:2], bool)
+        for channel in range(stored.shape[2]):
+            holes |= np.isnan(stored[..., channel])
+        doubts.append(holes)
+    if nodata is not None:
+        empty = np.ones(stored.shape[:2], bool)
+        value = stored.dtype.type(nodata)
+        for channel in range(stored.shape[2]):
+            empty &= stored[..., channel] == value
+        doubts.append(empty)
+    doubts += [alpha == 0 for alpha in alphas]
+    return ~np.logical_or.reduce(doubts) if doubts else None
+
+
+def is_value(nodata: float, dtype: np.dtype) -> bool:
+    """Whether a number can occur among values of a type."""
+    if dtype.kind == 'f':
+        with np.errstate(over='ignore'):
+            return bool(np.isfinite(dtype.type(nodata))) or not np.isfinite(
+                nodata
+            )
+    if not float(nodata).is_integer():
+        return False
+    limits = np.iinfo(dtype)
+    return limits.min <= nodata <= limits.max
+
+
+def check_nodata(path: Path, nodata: float | None, dtype: np.dtype) -> None:
+    """Refuse a nodata value that the file cannot have.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if nodata is not None and not is_value(nodata, dtype):
+        raise ValueError(
+            f'{path}: nodata={nodata:g} is no value of its type, {dtype}; '
+            'give another or none'
+        )
+
+
+@contextmanager
+def naming(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever a decoder raises into one line that names the file.
+
+    Args:
+        path: The file.
+        what: What it must be if the block fails, and what to do.
+
+    Raises:
+        OSError: The operating system could not open or read it.
+        ValueError: Anything else that went wrong.
+    """
+    try:
+        yield
+    except OSError as error:
+        # Decoders seek to where a damaged file tells them.
+        if error.errno in (None, errno.EINVAL):
+            raise ValueError(f'{path}: {what}') from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ValueError(f'{path}: {what}') from error

@@ -1,0 +1,354 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""A raster that is written from top to bottom, and appears when complete."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .base import check_nodata
+from .tiff import check_complete
+
+# What GDAL may keep of any number of blocks.
+_CACHE_NBYTES = 64 * 2**20
+_COMPRESSIONS = ('deflate', 'lzw', 'zstd', 'none')
+# A classic TIFF ends at 2^32 bytes, its tables and Deflate's own included.
+_CLASSIC_NBYTES = 3_900_000_000
+
+
+def output_nbytes(
+    height: int, width: int, channels: int, dtype: npt.DTypeLike
+) -> int:
+    """Size of a raster in bytes before compression."""
+    return height * width * channels * np.dtype(dtype).itemsize
+
+
+class GeoTiffWriter:
+    """Writes a tiled, compressed TIFF from consecutive rows.
+
+    ``with GeoTiffWriter(...) as writer:`` writes to a hidden file beside
+    ``path``, and renames it when the block ends with all rows written. If it
+    ends in any other way the hidden file is removed, and ``path`` is as it
+    was. Rows are gathered to rows of tiles: each tile is written once.
+
+    ``nbytes_resident`` is what the writer may hold in memory: one row of
+    tiles, and GDAL's cache of blocks, which is capped.
+
+    Args:
+        path: Where the file belongs. Its directory is made if need be.
+        height: Rows in pixels.
+        width: Columns in pixels.
+        channels: Values per pixel.
+        dtype: Type of the values.
+        palette: One (red, green, blue) per class, at most 256; for one
+            channel of uint8. Viewers show the classes in these colours.
+        class_names: Names of the classes, kept as JSON in the tag
+            ``CLASS_NAMES``.
+        nodata: The value of pixels that are not valid.
+        compress: ``'deflate'``, ``'lzw'``, ``'zstd'`` or ``'none'``.
+        tile: Side of a tile in pixels, a multiple of 16.
+        overwrite: Whether ``path`` may exist; it is replaced at the end.
+        metadata: More tags, by name.
+
+    Raises:
+        FileExistsError: ``path`` exists, and ``overwrite`` is not set.
+        OSError: The directory cannot be written to.
+        ValueError: A setting does not fit, or rasterio or tifffile is not
+            installed.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        height: int,
+        width: int,
+        channels: int = 1,
+        dtype: npt.DTypeLike = np.uint8,
+        palette: Sequence[tuple[int, int, int]] | None = None,
+        class_names: Sequence[str] | None = None,
+        nodata: float | None = None,
+        compress: str = 'deflate',
+        tile: int = 256,
+        overwrite: bool = False,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.height, self.width, self.channels = height, width, channels
+        self.dtype = np.dtype(dtype)
+        self._check(palette, nodata, compress, tile)
+        self._dataset: Any = None
+        self._prepare(overwrite)
+        rows = min(tile, height)
+        # As GDAL takes it, and so that no tile is copied once more.
+        self._buffer = np.empty((channels, rows, width), self.dtype)
+        self._written = 0
+        self.nbytes_resident = self._buffer.nbytes + _CACHE_NBYTES
+        tags = dict(metadata or {})
+        if class_names is not None:
+            tags['CLASS_NAMES'] = json.dumps(
+                list(class_names), ensure_ascii=False
+            )
+        try:
+            with self._gdal() as rasterio:
+                self._dataset = rasterio.open(
+                    self._part, 'w', **self._profile(compress, tile, nodata)
+                )
+                # Before any pixel: these come first in the file.
+                if palette is not None:
+                    self._dataset.write_colormap(
+                        1, {i: (*rgb, 255) for i, rgb in enumerate(palette)}
+                    )
+                self._dataset.update_tags(**tags)
+        except BaseException:
+            self.abort()
+            raise
+
+    def write(self, row: int, pixels: np.ndarray) -> None:
+        """Append rows.
+
+        Args:
+            row: Number of the first of them, the one after those written.
+            pixels: (rows, width) or (rows, width, channels), any number of
+                rows, in the type of the file.
+
+        Raises:
+            OSError: The disk is full, or writing failed otherwise.
+            ValueError: The rows are not the next ones, too many, or of
+                another form or type.
+        """
+        if pixels.ndim == 2:
+            pixels = pixels[..., None]
+        stop = row + len(pixels)
+        if row != self._written or stop > self.height:
+            raise ValueError(
+                f'{self.path}: rows {row} to {stop} cannot be written after '
+                f'{self._written} of {self.height} rows'
+            )
+        form = pixels.shape[1:], pixels.dtype
+        if form != ((self.width, self.channels), self.dtype):
+            raise ValueError(
+                f'{self.path}: has rows of ({self.width}, {self.channels}) '
+                f'{self.dtype}, not {form[0]} {form[1]}'
+            )
+        size = self._buffer.shape[1]
+        while len(pixels):
+            start = self._written % size
+            taken = min(size - start, len(pixels))
+            self._buffer[:, start : start + taken] = np.moveaxis(
+                pixels[:taken], 2, 0
+            )
+            pixels = pixels[taken:]
+            self._written += taken
+            if start + taken == size or self._written == self.height:
+                self._flush(start + taken)
+
+    def close(self) -> None:
+        """Complete the file and put it in its place.
+
+        Raises:
+            OSError: The disk is full, or writing failed otherwise.
+            ValueError: Rows are missing. Nothing is left of the file then.
+        """
+        if self._dataset is None:
+            return
+        try:
+            if self._written != self.height:
+                raise ValueError(
+                    f'{self.path}: only {self._written} of {self.height} '
+                    'rows were written'
+                )
+            with self._gdal():
+                self._dataset.close()
+            self._dataset = None
+            # GDAL keeps it to itself if the last blocks found no space.
+            try:
+                check_complete(self._part)
+            except ValueError as error:
+                raise self._failure('blocks are missing') from error
+            self._part.replace(self.path)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Give up: remove what was written, and leave ``path`` as it was."""
+        dataset, self._dataset = self._dataset, None
+        if dataset is not None:
+            # It flushes, which may fail again; the file is not wanted.
+            with contextlib.suppress(Exception):
+                dataset.close()
+        self._part.unlink(missing_ok=True)
+
+    def __enter__(self) -> GeoTiffWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _check(
+        self,
+        palette: Sequence[tuple[int, int, int]] | None,
+        nodata: float | None,
+        compress: str,
+        tile: int,
+    ) -> None:
+        if min(self.height, self.width, self.channels) < 1:
+            raise ValueError(
+                f'{self.path}: a raster of {self.height}x{self.width} pixels '
+                f'with {self.channels} channels is empty'
+            )
+        if compress not in _COMPRESSIONS:
+            raise ValueError(
+                f'{self.path}: compress={compress!r} is unknown; use one of '
+                f'{_COMPRESSIONS}'
+            )
+        if tile < 16 or tile % 16:
+            raise ValueError(
+                f'{self.path}: tile={tile} must be a multiple of 16'
+            )
+        if self.dtype.kind not in 'uif' or self.dtype == np.float16:
+            raise ValueError(
+                f'{self.path}: GeoTIFF has no type {self.dtype}; use an '
+                'integer, float32 or float64'
+            )
+        check_nodata(self.path, nodata, self.dtype)
+        indexed = self.channels == 1 and self.dtype == np.uint8
+        if palette is not None and not (indexed and len(palette) <= 256):
+            raise ValueError(
+                f'{self.path}: a palette is for one channel of uint8 and has '
+                f'at most 256 colours, not {len(palette)} for '
+                f'{self.channels} of {self.dtype}'
+            )
+
+    def _prepare(self, overwrite: bool) -> None:
+        """Make sure of the place before any work is done."""
+        if self.path.is_dir():
+            raise IsADirectoryError(
+                errno.EISDIR, os.strerror(errno.EISDIR), str(self.path)
+            )
+        if self.path.exists() and not overwrite:
+            raise FileExistsError(
+                errno.EEXIST, 'exists; use --overwrite', str(self.path)
+            )
+        folder, name = self.path.parent, self.path.name
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob(f'.{glob.escape(name)}.*.part'):
+            owner = stale.name[len(name) + 2 : -len('.part')]
+            if owner.isdecimal() and not _is_running(int(owner)):
+                stale.unlink(missing_ok=True)
+        self._part = folder / f'.{name}.{os.getpid()}.part'
+        try:
+            self._part.touch()
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f'cannot be written: {error.strerror}',
+                str(self.path),
+            ) from error
+
+    def _profile(
+        self, compress: str, tile: int, nodata: float | None
+    ) -> dict[str, Any]:
+        nbytes = output_nbytes(
+            self.height, self.width, self.channels, self.dtype
+        )
+        predicted = self.dtype.kind == 'f' and compress != 'none'
+        return {
+            'driver': 'GTiff',
+            'height': self.height,
+            'width': self.width,
+            'count': self.channels,
+            'dtype': self.dtype.name,
+            'nodata': nodata,
+            'tiled': True,
+            'blockxsize': tile,
+            'blockysize': tile,
+            'compress': compress,
+            # Differences help numbers that vary slowly, not class indices.
+            'predictor': 3 if predicted else 1,
+            # Many channels of a tile would be one very large block.
+            'interleave': 'pixel' if self.channels <= 4 else 'band',
+            'BIGTIFF': 'YES' if nbytes > _CLASSIC_NBYTES else 'NO',
+        }
+
+    def _flush(self, rows: int) -> None:
+        """Write what the buffer has of a row of tiles."""
+        start = self._written - rows
+        with self._gdal() as rasterio:
+            self._dataset.write(
+                np.ascontiguousarray(self._buffer[:, :rows]),
+                window=rasterio.windows.Window(0, start, self.width, rows),
+            )
+
+    @contextmanager
+    def _gdal(self) -> Iterator[Any]:
+        """Use rasterio with our cache, its errors as ours."""
+        try:
+            import rasterio
+            import rasterio.windows
+            import tifffile  # noqa: F401 (to know before any work)
+        except ImportError as error:
+            raise ValueError(
+                f'{self.path}: GeoTIFF needs rasterio and tifffile; run '
+                "pip install 'infsa_seg[raster]'"
+            ) from error
+        try:
+            with (
+                warnings.catch_warnings(),
+                rasterio.Env(GDAL_CACHEMAX=_CACHE_NBYTES),
+            ):
+                # Pictures without coordinates are no mistake.
+                warnings.simplefilter(
+                    'ignore', rasterio.errors.NotGeoreferencedWarning
+                )
+                yield rasterio
+        except (
+            rasterio.errors.RasterioError,
+            rasterio._err.CPLE_BaseError,
+        ) as error:
+            cause = str(error.__cause__ or error).splitlines()[0]
+            raise self._failure(cause) from error
+
+    def _failure(self, cause: str) -> OSError:
+        """The error to raise when GDAL could not write."""
+        # It does not say which error of the system it met.
+        if shutil.disk_usage(self.path.parent).free < 2**20:
+            return OSError(errno.ENOSPC, 'the disk is full', str(self.path))
+        return OSError(
+            errno.EIO,
+            f'cannot be written: {cause}; is there space left?',
+            str(self.path),
+        )
+
+
+def _is_running(pid: int) -> bool:
+    """Whether another process has this number."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # another user's
+    return True
