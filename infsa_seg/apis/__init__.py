@@ -3,15 +3,31 @@
 
 from .config import load_config
 from .infer import InferResult, infer
+from .infer_large import (
+    LargeOptions,
+    LargeResult,
+    LargeResults,
+    infer_large,
+    infer_large_image,
+    large_choices,
+    plan_large_image,
+)
 from .inference import inference, init_model
 from .runner import evaluate, train
 
 __all__ = [
     'InferResult',
+    'LargeOptions',
+    'LargeResult',
+    'LargeResults',
     'evaluate',
     'infer',
+    'infer_large',
+    'infer_large_image',
     'inference',
     'init_model',
+    'large_choices',
     'load_config',
+    'plan_large_image',
     'train',
 ]

@@ -18,7 +18,7 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import track
 
-from infsa_seg.datasets import SyntheticScenes
+from infsa_seg.datasets import Scene, SyntheticScenes
 
 from .errors import one_line
 from .inference import inference, init_model
@@ -96,10 +96,11 @@ def infer(
         # RuntimeError is how PyTorch says that memory does not suffice.
         except (ValueError, OSError, RuntimeError) as error:
             failures[name] = one_line(error).removeprefix(f'{name}: ')
-    return InferResult(tuple(written), failures, _measure(metric))
+    return InferResult(tuple(written), failures, measure_areas(metric))
 
 
-def _measure(metric: IoUMetric) -> dict[str, float]:
+def measure_areas(metric: IoUMetric) -> dict[str, float]:
+    """The metrics of the images that were counted; empty if there are none."""
     if not metric.results:
         return {}
     # Per input: pixels of intersection, union, prediction and label by class.
@@ -157,7 +158,22 @@ def _read_label(path: Path, image: np.ndarray) -> np.ndarray:
 
 
 def draw_scene(name: str, cfg: Config) -> tuple[str, np.ndarray, np.ndarray]:
-    """Name, image and label of a scene like those the config tests with."""
+    """Name, image (BGR) and label of the scene that a name stands for."""
+    stem, scene = parse_scene(name, cfg)
+    rgb, label = scene.read()
+    return stem, np.ascontiguousarray(rgb[..., ::-1]), label
+
+
+def parse_scene(name: str, cfg: Config) -> tuple[str, Scene]:
+    """A scene like those the config tests with, and a name for its files.
+
+    Args:
+        name (str): ``scene:SIZE[:NUMBER]`` or ``scene:ROWSxCOLS[:NUMBER]``.
+        cfg (Config): Its test data say what the scene looks like.
+
+    Raises:
+        ValueError: The name is another, or the config tests on other data.
+    """
     match = _SCENE.fullmatch(name)
     if not match:
         raise ValueError(
@@ -173,6 +189,5 @@ def draw_scene(name: str, cfg: Config) -> tuple[str, np.ndarray, np.ndarray]:
     rows, cols, number = match.groups()
     size, index = (int(rows), int(cols or rows)), int(number or 0)
     scenes = DATASETS.build({**kind, 'size': size, 'lazy_init': True})
-    rgb, label = replace(scenes.first_scene, index=index).read()
     stem = f'scene-{size[0]}x{size[1]}-{index}'
-    return stem, np.ascontiguousarray(rgb[..., ::-1]), label
+    return stem, replace(scenes.first_scene, index=index)

@@ -3,6 +3,7 @@
 
 from .camvid import CamVidDataset
 from .checked import CheckedSegDataset
+from .scene_reader import SceneReader
 from .scenes import Scene
 from .synthetic_scenes import LoadSyntheticScene, SyntheticScenes
 
@@ -11,5 +12,6 @@ __all__ = [
     'CheckedSegDataset',
     'LoadSyntheticScene',
     'Scene',
+    'SceneReader',
     'SyntheticScenes',
 ]

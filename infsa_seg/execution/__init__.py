@@ -3,6 +3,14 @@
 
 from .bands import Grid, Image, read_token_mask
 from .classes import class_rows, classify, probabilities
+from .plan import (
+    Plan,
+    format_bytes,
+    make_plan,
+    matmul_rate,
+    parse_bytes,
+    resident_bytes,
+)
 from .resize import Piece
 from .resume import Journal
 from .streaming import Streaming
@@ -15,14 +23,20 @@ __all__ = [
     'Image',
     'Journal',
     'Piece',
+    'Plan',
     'RamStore',
     'Streaming',
     'TensorImage',
     'TokenStore',
     'class_rows',
     'classify',
+    'format_bytes',
+    'make_plan',
+    'matmul_rate',
+    'parse_bytes',
     'probabilities',
     'read_token_mask',
+    'resident_bytes',
     'run_bands',
     'run_whole',
 ]

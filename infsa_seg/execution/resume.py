@@ -47,32 +47,40 @@ class Journal:
         self._run = folder / 'run.json'
         self._progress = folder / 'progress.pt'
 
-    def begin(self) -> None:
+    def begin(self, anew: bool = False) -> None:
         """Make the directory of a new run.
+
+        Args:
+            anew: remove what a killed run left there.
 
         Raises:
             OSError: it is there already, or cannot be made.
         """
         if self.folder.exists():
-            raise FileExistsError(
-                f'{self.folder}: left by a run that was killed, or in use by '
-                'another; use --resume to go on from it, or remove it'
-            )
+            self._refuse_if_in_use()
+            if not anew:
+                raise FileExistsError(
+                    f'{self.folder}: left by a run that was killed; use '
+                    '--resume to go on from it, or remove it'
+                )
+            self.end()
         self.folder.mkdir(parents=True)
-        self._run.write_text(json.dumps(self.identity, indent=2))
+        self._note_run()
 
     def reopen(self) -> bool:
         """Take up the directory of a run that was killed.
 
         Returns:
-            False if there is none that got as far as its first sweep.
+            False if it did not get as far as the end of its first sweep.
 
         Raises:
+            OSError: the run is still going on.
             ValueError: it belongs to another model, image or set of options.
         """
         if not self._progress.exists():
             return False
-        theirs = json.loads(self._run.read_text())
+        self._refuse_if_in_use()
+        theirs = json.loads(self._run.read_text())['identity']
         differing = [
             name
             for name in {**theirs, **self.identity}
@@ -84,6 +92,7 @@ class Journal:
                 f'{", ".join(sorted(differing))}; give the same again, or '
                 'remove the directory to start anew'
             )
+        self._note_run()
         return True
 
     def store(
@@ -132,6 +141,23 @@ class Journal:
     def end(self) -> None:
         """Remove the directory."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _note_run(self) -> None:
+        run = {'process': os.getpid(), 'identity': self.identity}
+        part = self._run.with_suffix('.part')
+        part.write_text(json.dumps(run, indent=2))
+        part.replace(self._run)
+
+    def _refuse_if_in_use(self) -> None:
+        try:
+            process = json.loads(self._run.read_text())['process']
+            os.kill(process, 0)
+        except (OSError, ValueError):
+            return  # killed, even before it could note itself
+        if process != os.getpid():
+            raise FileExistsError(
+                f'{self.folder}: in use by process {process}'
+            )
 
     def _read(self) -> dict[str, Any]:
         content = torch.load(

@@ -73,7 +73,10 @@ class Streaming:
 
     @torch.inference_mode()
     def run(
-        self, sink: Sink, importance: ImportanceSink | None = None
+        self,
+        sink: Sink,
+        importance: ImportanceSink | None = None,
+        wanted: Rows | None = None,
     ) -> None:
         """Segment the image.
 
@@ -81,6 +84,7 @@ class Streaming:
             sink: takes the logits, band by band from the top.
             importance: takes how much each token receives in the last global
                 operation, mean over its heads.
+            wanted: token rows whose logits are wanted; None for all.
         """
         progress = Progress()
         if self.journal is not None:
@@ -104,28 +108,27 @@ class Streaming:
                 self.taps.flip()
                 progress.has_taps = True
             progress.sweeps_done = index + 1
-            if self.journal is not None:
+            # A file of its importance would not survive.
+            if self.journal is not None and rank is None:
                 self.journal.save(progress, self.tokens, self.taps)
             context = self._context(progress)
-        self.decode(sink)
+        self._decode(sink, wanted or Rows(0, self.grid.rows))
 
-    @torch.inference_mode()
-    def decode(self, sink: Sink, bands: list[Rows] | None = None) -> None:
-        """Turn the stored taps into logits.
-
-        Args:
-            sink: takes them.
-            bands: token rows to decode; None for all.
-        """
+    def _decode(self, sink: Sink, wanted: Rows) -> None:
+        """Turn the stored taps into logits."""
         network, grid = self.network, self.grid
-        for band in self.bands if bands is None else bands:
-            grown = band.grow(network.halo, grid.rows)
-            taps = self.taps.read(grown).to(self.device, self.dtype)
-            logits = network.decode(taps, self.mask(grown))
-            pieces = resize_in_pieces(
-                logits, grown, band, grid, network.stride
+        for band in self.bands:
+            band = Rows(
+                max(band.start, wanted.start), min(band.stop, wanted.stop)
             )
-            sink(grid.pixel_rows(band), pieces)
+            if band.num_rows > 0:
+                grown = band.grow(network.halo, grid.rows)
+                taps = self.taps.read(grown).to(self.device, self.dtype)
+                logits = network.decode(taps, self.mask(grown))
+                pieces = resize_in_pieces(
+                    logits, grown, band, grid, network.stride
+                )
+                sink(grid.pixel_rows(band), pieces)
             self.on_band()
 
     def _context(self, progress: Progress) -> Context:
@@ -140,7 +143,8 @@ class Streaming:
         for phase, state in enumerate(progress.states):
             assert gather is not None
             # Only now: sums of sums lose less in float64.
-            complete = state.to(self.device, torch.float32)
+            dtype = torch.promote_types(self.dtype, torch.float32)
+            complete = state.to(self.device, dtype)
             context = gather.finalize(complete, phase, context)
         return context
 
@@ -190,10 +194,9 @@ class Streaming:
             return self.tokens.read(rows).to(self.device, self.dtype)
         pixel_rows = self.grid.pixel_rows(rows)
         pixels = self.image.read(pixel_rows)
-        if self.valid is not None:
-            valid = self.image.read_valid(pixel_rows)
-            if valid is not None:
-                pixels = pixels.masked_fill(~valid, 0)
+        valid = self.image.read_valid(pixel_rows)
+        if valid is not None:
+            pixels = pixels.masked_fill(~valid.to(pixels.device), 0)
         pixels = pixels.to(self.device, self.dtype)
         return self.network.embed(pixels, rows.start, self.grid.rows)
 

@@ -11,12 +11,8 @@ from torch import Tensor, nn
 
 from infsa_seg.ops import Context, recurrence, sum_dtype
 
+from .autocast import no_autocast
 from .protocol import GlobalOp, Merge, identity, run_global
-
-
-def no_autocast(device: torch.device) -> torch.autocast:
-    """Keep the sums in their own dtype inside an autocast region."""
-    return torch.autocast(device.type, enabled=False)
 
 
 def flat(x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from infsa_seg.ops import Context, EnergyState, ScoreState, State, linear
 
-from .attention import InfSAAttention, flat, no_autocast
+from .attention import InfSAAttention, flat
+from .autocast import no_autocast
 
 
 @dataclasses.dataclass

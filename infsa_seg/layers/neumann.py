@@ -29,7 +29,8 @@ from infsa_seg.ops import (
     neumann,
 )
 
-from .attention import InfSAAttention, flat, no_autocast, parse_hops
+from .attention import InfSAAttention, flat, parse_hops
+from .autocast import no_autocast
 
 
 @dataclasses.dataclass

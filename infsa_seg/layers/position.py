@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from infsa_seg.ops import Rows, sum_dtype
 
+from .autocast import no_autocast
+
 
 def cubic_weights(
     num_in: int, num_out: int, rows: Rows, like: Tensor
@@ -93,7 +95,7 @@ class PositionEmbedding(nn.Module):
         """
         rows = Rows(start, start + x.shape[1])
         total = x.shape[1] if num_rows is None else num_rows
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x.device):
             position = resample_grid(self.weight, total, x.shape[2], rows)
         return x + position.to(x.dtype)
 

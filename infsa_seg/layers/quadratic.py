@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from infsa_seg.ops import Context, hide, reference
 
-from .attention import InfSAAttention, flat, no_autocast, parse_hops
+from .attention import InfSAAttention, flat, parse_hops
+from .autocast import no_autocast
 from .protocol import Merge, identity
 
 

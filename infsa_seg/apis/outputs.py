@@ -1,0 +1,368 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""What becomes of the logits of a large image, band by band."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmseg.evaluation import IoUMetric
+from torch import Tensor
+
+import infsa_seg
+from infsa_seg.execution import Grid, Piece, classify, probabilities
+from infsa_seg.ops import Rows, bands_of
+from infsa_seg.raster import GeoTiffWriter, RasterReader, Window
+
+from .pictures import Palette, write_overlay
+from .raster_image import RasterImage
+
+IGNORED = 255
+PROBS = {'uint8': np.uint8, 'float16': np.float16}
+# Height and width at most of the picture to look at.
+_OVERVIEW = 2048
+# Rows that a writer gathers, and what GDAL keeps (see GeoTiffWriter).
+_TILE = 256
+_GDAL_CACHE = 64 * 2**20
+
+
+def paths_of(
+    out: str | Path,
+    stem: str,
+    probs: str | None,
+    centrality: bool,
+    overview: bool,
+) -> dict[str, Path]:
+    """The files of an input, by kind.
+
+    Args:
+        out (str | Path): Of the mask if it ends in .tif or .tiff; else a
+            directory.
+        stem (str): Name of the input.
+        probs (str, optional): Whether there are probabilities.
+        centrality, overview (bool): Whether there are these.
+    """
+    out = Path(out)
+    if out.suffix.lower() in ('.tif', '.tiff'):
+        folder, stem, mask = out.parent, out.stem, out
+    else:
+        folder, mask = out, out / f'{stem}_mask.tif'
+    wanted = {
+        'probs': (probs, '_probs.tif'),
+        'centrality': (centrality, '_centrality.tif'),
+        'overview': (overview, '_overview.png'),
+    }
+    return {'mask': mask} | {
+        kind: folder / (stem + ending)
+        for kind, (flag, ending) in wanted.items()
+        if flag
+    }
+
+
+class Outputs:
+    """Writes the files of one image, and measures it where labels are known.
+
+    Args:
+        paths (dict): Of :func:`paths_of`.
+        image (RasterImage): The part of the raster that is segmented.
+        grid (Grid): Its tokens.
+        num_classes (int): Channels of the logits.
+        classes (sequence): Their names.
+        palette (sequence): One (red, green, blue) for each.
+        threshold (float): Of the foreground, where there is one class only.
+        probs (str, optional): 'uint8' (255 is certain) or 'float16'.
+        labels (RasterReader, optional): Class indices of the raster.
+        strip (Rows, optional): Rows of pixels whose logits are to be kept.
+    """
+
+    def __init__(
+        self,
+        paths: dict[str, Path],
+        image: RasterImage,
+        grid: Grid,
+        num_classes: int,
+        classes: Sequence[str],
+        palette: Palette,
+        threshold: float = 0.5,
+        probs: str | None = None,
+        labels: RasterReader | None = None,
+        strip: Rows | None = None,
+    ) -> None:
+        self.paths, self.image, self.grid = paths, image, grid
+        self.classes, self.palette = list(classes), list(palette)
+        self.threshold, self.labels, self.strip = threshold, labels, strip
+        self.num_channels = num_classes
+        self.num_classes = max(num_classes, 2)
+        self.probs = None if probs is None else np.dtype(PROBS[probs])
+        wide = self.num_classes > 255
+        self.dtype = np.dtype(np.uint16 if wide else np.uint8)
+        self.nodata = np.iinfo(self.dtype).max
+        self.kept: list[Piece] = []
+        self.areas: list[Tensor] = []
+        meta = image.reader.meta
+        step = -(-max(meta.height, meta.width) // _OVERVIEW)
+        self._step = step
+        shape = (-(-meta.height // step), -(-meta.width // step))
+        self._overview: np.ndarray | None = None
+        if 'overview' in paths:
+            self._overview = np.full(shape, self.nodata, self.dtype)
+        self._writers: dict[str, GeoTiffWriter] = {}
+        self._rows_written: dict[str, int] = {'mask': 0, 'probs': 0}
+
+    @property
+    def pixel_bytes(self) -> int:
+        """What is held per pixel of a band."""
+        meta = self.image.reader.meta
+        # The pixels as read, as numbers and normalised; classes; labels.
+        held = meta.channels * meta.dtype.itemsize + 12 * self.image.channels
+        held += 8 + 3 * self.dtype.itemsize + 9 * (self.labels is not None)
+        if self.probs is not None:
+            held += 2 * self.num_channels * self.probs.itemsize
+        return held
+
+    @property
+    def resident_bytes(self) -> int:
+        """What is held whatever the bands."""
+        meta = self.image.reader.meta
+        per_pixel = self.dtype.itemsize
+        if self.probs is not None:
+            per_pixel += self.num_channels * 4
+        held = _GDAL_CACHE + _TILE * meta.width * per_pixel
+        if self.strip is not None:
+            # Of both runs, and their difference.
+            pixels = self.strip.num_rows * self.image.width
+            held += 3 * 4 * self.num_channels * pixels
+        if self._overview is not None:
+            held += 12 * self._overview.size
+        return held
+
+    @property
+    def disk_bytes(self) -> int:
+        """Size of the files before compression."""
+        meta = self.image.reader.meta
+        per_pixel = self.dtype.itemsize
+        if self.probs is not None:
+            per_pixel += self.num_channels * self.probs.itemsize
+        size = meta.height * meta.width * per_pixel
+        if 'centrality' in self.paths:
+            size += 4 * self.grid.rows * self.grid.columns
+        return size
+
+    def open(self, stack: ExitStack, overwrite: bool) -> None:
+        """Make sure of every file; none appears before the stack closes.
+
+        Raises:
+            OSError: A file exists and ``overwrite`` is not set, or cannot be
+                written.
+        """
+        meta = self.image.reader.meta
+        overview = self.paths.get('overview')
+        if overview is not None and overview.exists() and not overwrite:
+            raise FileExistsError(f'{overview}: exists; use --overwrite')
+        software = f'infsa_seg {infsa_seg.__version__}'
+        kinds: dict[str, dict[str, Any]] = {
+            'mask': dict(
+                dtype=self.dtype,
+                nodata=self.nodata,
+                class_names=self.classes,
+                palette=[tuple(colour) for colour in self.palette]
+                if self.dtype == np.uint8
+                else None,
+            ),
+            'probs': dict(channels=self.num_channels, dtype=self.probs),
+            'centrality': dict(dtype=np.float32, nodata=np.nan),
+        }
+        for kind, options in kinds.items():
+            if kind not in self.paths:
+                continue
+            size = (meta.height, meta.width)
+            if kind == 'centrality':
+                size = (self.grid.rows, self.grid.columns)
+            self._writers[kind] = stack.enter_context(
+                GeoTiffWriter(
+                    self.paths[kind],
+                    *size,
+                    overwrite=overwrite,
+                    metadata={'SOFTWARE': software},
+                    **options,
+                )
+            )
+
+    def sink(self, rows: Rows, pieces: Iterator[Piece]) -> None:
+        """Take the logits of a band."""
+        shape = (rows.num_rows, self.image.width)
+        classes = np.empty(shape, self.dtype)
+        shares = None
+        if self.probs is not None:
+            shares = np.empty((*shape, self.num_channels), self.probs)
+        for piece in self._keep(pieces):
+            row, col, logits = piece
+            height, width = logits.shape[1:]
+            top = row - rows.start
+            place = slice(top, top + height), slice(col, col + width)
+            classes[place] = classify(logits, self.threshold).cpu().numpy()
+            if shares is not None:
+                values = probabilities(logits).cpu().numpy()
+                if self.probs == np.uint8:
+                    values = np.rint(255 * values)
+                shares[place] = np.moveaxis(values, 0, 2)
+        valid = self.image.read_valid(rows)
+        if valid is not None:
+            hidden = ~valid.numpy()
+            classes[hidden] = self.nodata
+            if shares is not None:
+                shares[hidden] = 0
+        top = self.image.window.row + rows.start
+        self._measure(top, classes)
+        self._decimate(top, classes)
+        self._write('mask', top, classes, self.nodata)
+        if shares is not None:
+            self._write('probs', top, shares, 0)
+
+    def sink_importance(self, rows: Rows, values: Tensor) -> None:
+        """Take the importance of the tokens of a band; 1 is the average."""
+        writer = self._writers['centrality']
+        writer.write(rows.start, values.numpy().astype(np.float32))
+
+    def finish(self) -> None:
+        """Fill up what lies below the valid part; draw the overview."""
+        meta = self.image.reader.meta
+        width = self.image.width
+        for kind, blank in (('mask', self.nodata), ('probs', 0)):
+            writer = self._writers.get(kind)
+            if writer is not None:
+                nothing = np.empty((0, width, writer.channels), writer.dtype)
+                self._write(kind, meta.height, nothing, blank)
+        if self._overview is not None:
+            self._draw()
+
+    def fill_blank(self) -> None:
+        """Write files that say of every pixel that it is not valid."""
+        writer = self._writers.get('centrality')
+        if writer is not None:
+            shape = (writer.height, writer.width)
+            writer.write(0, np.full(shape, np.nan, np.float32))
+        self.finish()
+
+    def keep_only(self, rows: Rows, pieces: Iterator[Piece]) -> None:
+        """Take the logits of a band, and keep those of the strip."""
+        for _ in self._keep(pieces):
+            pass
+
+    def _keep(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        for piece in pieces:
+            if self.strip is not None:
+                height = piece.logits.shape[1]
+                first = max(self.strip.start - piece.row, 0)
+                last = min(self.strip.stop - piece.row, height)
+                if first < last:
+                    part = piece.logits[:, first:last].cpu().clone()
+                    row = piece.row + first
+                    self.kept.append(Piece(row, piece.col, part))
+            yield piece
+
+    def _write(
+        self, kind: str, row: int, pixels: np.ndarray, blank: float
+    ) -> None:
+        """Write rows of the valid part, and what lies around and above."""
+        writer = self._writers[kind]
+        shape = (writer.width, *pixels.shape[2:])
+        done = self._rows_written[kind]
+        for gap in bands_of(row - done, _TILE):
+            empty = np.full((gap.num_rows, *shape), blank, writer.dtype)
+            writer.write(done + gap.start, empty)
+        if pixels.shape[1] != writer.width:
+            left = self.image.window.col
+            full = np.full((len(pixels), *shape), blank, writer.dtype)
+            full[:, left : left + pixels.shape[1]] = pixels
+            pixels = full
+        writer.write(row, pixels)
+        self._rows_written[kind] = row + len(pixels)
+
+    def _measure(self, top: int, classes: np.ndarray) -> None:
+        if self.labels is None:
+            return
+        left, width = self.image.window.col, self.image.width
+        window = Window(top, left, len(classes), width)
+        label = self.labels.read(window)[..., 0].astype(np.int64)
+        label[label >= self.num_classes] = IGNORED
+        label[classes == self.nodata] = IGNORED
+        areas = IoUMetric.intersect_and_union(
+            torch.from_numpy(classes.astype(np.int64)),
+            torch.from_numpy(label),
+            self.num_classes,
+            IGNORED,
+        )
+        if self.areas:
+            areas = [a + b for a, b in zip(self.areas, areas, strict=True)]
+        self.areas = list(areas)
+
+    def _decimate(self, top: int, classes: np.ndarray) -> None:
+        if self._overview is None:
+            return
+        step, left = self._step, self.image.window.col
+        rows = np.arange(-top % step, len(classes), step)
+        cols = np.arange(-left % step, classes.shape[1], step)
+        self._overview[np.ix_((top + rows) // step, (left + cols) // step)] = (
+            classes[np.ix_(rows, cols)]
+        )
+
+    def _draw(self) -> None:
+        assert self._overview is not None
+        reader, step = self.image.reader, self._step
+        meta = reader.meta
+        picture = np.empty((*self._overview.shape, meta.channels), meta.dtype)
+        for strip in bands_of(meta.height, _TILE):
+            first = -(-strip.start // step)
+            rows = range(first * step, strip.stop, step)
+            if len(rows):
+                window = Window(rows[0], 0, rows[-1] + 1 - rows[0], meta.width)
+                pixels = reader.read(window)[::step, ::step]
+                picture[first : first + len(rows)] = pixels
+        known = np.minimum(self._overview, self.num_classes)
+        write_overlay(
+            self.paths['overview'],
+            _to_bgr(picture),
+            known,
+            [*self.classes, 'no data'],
+            [*self.palette, (0, 0, 0)],
+        )
+
+
+def difference(one: list[Piece], other: list[Piece]) -> float:
+    """The largest difference between logits of the same pixels.
+
+    Args:
+        one, other (list[Piece]): They cover the same pixels, cut differently.
+    """
+    assert one and other
+    first = min((piece.row, piece.col) for piece in one)
+    planes = []
+    for pieces in (one, other):
+        below = max(p.row + p.logits.shape[1] for p in pieces)
+        right = max(p.col + p.logits.shape[2] for p in pieces)
+        plane = torch.empty(
+            len(pieces[0].logits), below - first[0], right - first[1]
+        )
+        for row, col, logits in pieces:
+            top, left = row - first[0], col - first[1]
+            height, width = logits.shape[1:]
+            plane[:, top : top + height, left : left + width] = logits
+        planes.append(plane)
+    return float((planes[0] - planes[1]).abs().max())
+
+
+def _to_bgr(picture: np.ndarray) -> np.ndarray:
+    """Any pixels as a picture of eight bits."""
+    if picture.shape[2] < 3:
+        picture = np.repeat(picture[..., :1], 3, 2)
+    picture = picture[..., 2::-1]
+    if picture.dtype != np.uint8:
+        low, high = np.nanpercentile(picture.astype(np.float32), (2, 98))
+        scaled = (picture - low) * (255 / max(high - low, 1e-12))
+        picture = np.nan_to_num(scaled).clip(0, 255).astype(np.uint8)
+    return np.ascontiguousarray(picture)

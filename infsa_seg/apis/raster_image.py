@@ -1,0 +1,102 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""A raster as the image that an executor reads."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from mmseg.models import BaseSegmentor
+from torch import Tensor
+
+from infsa_seg.ops import Rows, bands_of
+from infsa_seg.raster import RasterReader, Window
+
+# Rows of pixels that are looked at at once for validity.
+_STRIP = 256
+
+
+class RasterImage:
+    """The valid part of a raster, normalised as the model was trained.
+
+    Tokens are counted from the first valid row and column, and positions
+    span the valid part: a collar of any width changes nothing inside.
+
+    Args:
+        reader (RasterReader): Source of the pixels.
+        model (BaseSegmentor): Its ``data_preprocessor`` normalises them.
+        window (Window): The part to read, of :func:`valid_window`.
+
+    Raises:
+        ValueError: The raster has other channels than the model, or the
+            preprocessor pads test images to a fixed size.
+    """
+
+    def __init__(
+        self, reader: RasterReader, model: BaseSegmentor, window: Window
+    ) -> None:
+        self.reader = reader
+        self.window = window
+        self.height, self.width = window.height, window.width
+        self.channels: int = model.backbone.patch_embed.projection.in_channels
+        have = reader.meta.channels
+        if have not in (self.channels, 1):
+            raise ValueError(
+                f'has {have} channels, but the model takes {self.channels}'
+            )
+        self._normalise = copy.copy(model.data_preprocessor)
+        if (getattr(self._normalise, 'test_cfg', None) or {}).get('size'):
+            raise ValueError(
+                'data_preprocessor.test_cfg pads to a fixed size, which has '
+                'no meaning for bands of an image; leave it out'
+            )
+        # Tokens are padded where the image ends, by the network.
+        self._normalise.test_cfg = None
+
+    def read(self, rows: Rows) -> Tensor:
+        """Float (1, channels, rows, width)."""
+        pixels = self.reader.read(self._at(rows))
+        if pixels.dtype != np.uint8:
+            pixels = pixels.astype(np.float32)
+        if pixels.shape[2] != self.channels:
+            pixels = np.repeat(pixels, self.channels, 2)
+        elif self.channels == 3:
+            # mmcv loads pictures as BGR, which the preprocessor counts on.
+            pixels = pixels[..., ::-1]
+        tensor = torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+        inputs: Tensor = self._normalise({'inputs': [tensor]})['inputs']
+        return inputs
+
+    def read_valid(self, rows: Rows) -> Tensor | None:
+        """Bool (rows, width), or None if all pixels are valid."""
+        valid = self.reader.read_valid(self._at(rows))
+        return None if valid is None else torch.from_numpy(valid)
+
+    def _at(self, rows: Rows) -> Window:
+        top, left, _, width = self.window
+        return Window(top + rows.start, left, rows.num_rows, width)
+
+
+def valid_window(reader: RasterReader) -> Window | None:
+    """The smallest window with every valid pixel; None if there is none.
+
+    Validity alone is read, and not even that where all pixels are valid.
+    """
+    height, width = reader.meta.height, reader.meta.width
+    columns = np.zeros(width, bool)
+    rows = np.zeros(height, bool)
+    for strip in bands_of(height, _STRIP):
+        window = Window(strip.start, 0, strip.num_rows, width)
+        valid = reader.read_valid(window)
+        if valid is None:
+            return Window(0, 0, height, width)
+        columns |= valid.any(0)
+        rows[slice(*strip)] = valid.any(1)
+    if not rows.any():
+        return None
+    top, left = rows.argmax(), columns.argmax()
+    bottom, right = (
+        len(flags) - flags[::-1].argmax() for flags in (rows, columns)
+    )
+    return Window(int(top), int(left), int(bottom - top), int(right - left))

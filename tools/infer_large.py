@@ -1,0 +1,159 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""Segment large images: ``python tools/infer_large.py CONFIG CHECKPOINT ...``.
+
+Each image as a whole, without tiles, in the memory that --max-memory sets.
+"""
+
+import argparse
+import sys
+from argparse import ArgumentParser
+
+try:
+    from infsa_seg.apis import cli, infer_large, large_choices
+except ImportError as error:  # not installed, or beside what cannot work
+    sys.exit(f'infer_large.py: error: {error}')
+
+
+def colours(value: str) -> list[tuple[int, ...]]:
+    """An argument such as ``ff0000,00ff00``: one colour per class."""
+    try:
+        palette = [tuple(bytes.fromhex(part)) for part in value.split(',')]
+        if any(len(colour) != 3 for colour in palette):
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'{value!r} is no list of colours such as ff0000,00ff00'
+        ) from None
+    return palette
+
+
+def parse() -> argparse.Namespace:
+    """The arguments."""
+    parser = ArgumentParser(
+        description='Segment images of any size, each as a whole'
+    )
+    cli.add_config_arguments(parser)
+    parser.add_argument('checkpoint', help='trained weights')
+    parser.add_argument(
+        'inputs',
+        nargs='+',
+        metavar='INPUT',
+        help='raster, directory, pattern, or scene:SIZE[:NUMBER] for a '
+        'synthetic scene',
+    )
+    parser.add_argument(
+        '--out',
+        required=True,
+        metavar='DIR_OR_FILE',
+        help='directory for NAME_mask.tif, or the .tif of the mask',
+    )
+    what = parser.add_argument_group('what to write')
+    what.add_argument(
+        '--probs',
+        nargs='?',
+        const='uint8',
+        choices=large_choices['probs'],
+        help='class probabilities too, NAME_probs.tif; 255 of uint8 is '
+        'certain',
+    )
+    what.add_argument(
+        '--centrality',
+        action='store_true',
+        help='how much each token receives in the last attention, '
+        'NAME_centrality.tif; 1 is the average',
+    )
+    what.add_argument(
+        '--overview',
+        action='store_true',
+        help='a picture of the image under its classes, NAME_overview.png',
+    )
+    what.add_argument(
+        '--palette',
+        type=colours,
+        metavar='RRGGBB,...',
+        help="a colour per class, in place of the model's",
+    )
+    what.add_argument(
+        '--labels',
+        metavar='DIR',
+        help='directory with NAME.png or NAME.tif, true class indices, to '
+        'measure against',
+    )
+    what.add_argument(
+        '--overwrite', action='store_true', help='replace files that exist'
+    )
+    how = parser.add_argument_group('how to run')
+    how.add_argument(
+        '--max-memory',
+        default='4GiB',
+        metavar='SIZE',
+        help='what the process may take; defaults to 4GiB',
+    )
+    how.add_argument(
+        '--store',
+        choices=large_choices['store'],
+        default='auto',
+        help='where tokens wait between layers; auto is memory if it '
+        'suffices, else disk',
+    )
+    how.add_argument(
+        '--scratch',
+        metavar='DIR',
+        help='where tokens on disk go; beside the mask by default',
+    )
+    how.add_argument(
+        '--dtype',
+        choices=large_choices['dtype'],
+        default='fp32',
+        help='of the computation',
+    )
+    how.add_argument(
+        '--store-dtype',
+        choices=large_choices['dtype'],
+        help='of the waiting tokens; that of the computation by default',
+    )
+    how.add_argument(
+        '--band-rows',
+        type=int,
+        metavar='N',
+        help='rows of tokens that are computed at once; by default what fits',
+    )
+    how.add_argument('--device', help='such as cuda:0; a GPU if there is')
+    how.add_argument(
+        '--resume',
+        action='store_true',
+        help='go on from the last layer that a killed run completed',
+    )
+    how.add_argument(
+        '--plan',
+        action='store_true',
+        help='only say what it would take; the weights are not read',
+    )
+    how.add_argument(
+        '--verify',
+        type=int,
+        metavar='ROWS',
+        help='run again with other bands, and tell by how much the logits of '
+        'so many rows of pixels differ; takes twice the time',
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Read the arguments, segment, and say what came of it."""
+    result = infer_large(**vars(parse()), say=lambda x: print(x, flush=True))
+
+    for image in result.results.values():
+        for path in image.written:
+            print(path)
+        if image.difference is not None:
+            print(f'largest difference of logits: {image.difference:.2e}')
+    for name, value in result.metrics.items():
+        print(f'{name}: {value:.2f}')
+    for name, reason in result.failures.items():
+        print(f'infer_large.py: failed: {name}: {reason}', file=sys.stderr)
+    return 1 if result.failures else 0
+
+
+if __name__ == '__main__':
+    cli.run(main)
