@@ -317,19 +317,12 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        count = flop_registry.get(func.overloadpacket)
-        if count is None:
-            # In inference mode an operation made of others comes as itself.
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
         result = func(*args, **kwargs)
+        count = flop_registry.get(func.overloadpacket)
         if count is not None:
             self.flops += count(*args, **kwargs, out_val=result)
-        for tensor in (
-            result if isinstance(result, (tuple, list)) else [result]
-        ):
+        many = result if isinstance(result, (tuple, list)) else (result,)
+        for tensor in many:
             if isinstance(tensor, Tensor):
                 self._note(tensor)
         return result

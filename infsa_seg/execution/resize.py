@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
@@ -48,9 +49,10 @@ def resize_in_pieces(
     Yields:
         Pieces that cover the band once.
     """
-    per_token = logits.shape[1] * grid.patch_size**2
-    columns = min(max(_PIECE // per_token, 1), grid.columns)
-    rows = max(_PIECE // (per_token * columns), 1)
+    # Nearly square, for the fewest neighbours.
+    tokens = max(_PIECE // (logits.shape[1] * grid.patch_size**2), 1)
+    rows = min(math.isqrt(tokens), band.num_rows)
+    columns = min(tokens // rows, grid.columns)
     for top in range(band.start, band.stop, rows):
         down = _Part(
             Rows(top, min(top + rows, band.stop)),

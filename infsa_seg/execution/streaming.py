@@ -71,7 +71,7 @@ class Streaming:
         self.bands = bands_of(self.grid.rows, self.band_rows)
         self.sweeps = split_sweeps(self.network.steps())
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def run(
         self,
         sink: Sink,
@@ -239,7 +239,8 @@ class _Band:
         """Run steps that need rows around: ``x`` holds the rows ``have``."""
         total = self.streaming.grid.rows
         mask = self.streaming.mask(have)
-        if mask is not None and not mask.any():
+        valid = self.streaming.valid
+        if valid is not None and not valid[slice(*have)].any():
             x = x[:, self.band.within(have)]
             self.tokens = torch.zeros_like(x)
             width = self.streaming.network.tap_dims

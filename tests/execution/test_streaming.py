@@ -67,7 +67,7 @@ def test_any_bands_of_any_image_with_any_mask(
 
 @pytest.mark.slow
 @pytest.mark.parametrize('ffn', ['mlp', 'dwconv'])
-@pytest.mark.parametrize('attention', VARIANTS)
+@pytest.mark.parametrize('attention', ['linear', 'neumann'])
 def test_large_images(attention, ffn):
     """Sizes that nothing divides; 1e-4, and the same classes but for ties."""
     model = segmentor(attention, ffn, 2, patch_size=16)
@@ -75,7 +75,7 @@ def test_large_images(attention, ffn):
     for height, width in ((16, 4000), (1000, 1003), (2050, 1030)):
         pixels = torch.randn(1, 3, height, width)
         whole = forward(model, pixels)
-        for band_rows in (1, 5, 32):
+        for band_rows in (1, 7):
             logits = run_whole(network, pixels, band_rows=band_rows)
             torch.testing.assert_close(logits, whole, **TOLERANCE)
             first, second = whole.topk(2, 0).values
