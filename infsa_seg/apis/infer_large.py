@@ -324,7 +324,11 @@ def expand(inputs: Sequence[str]) -> list[str]:
         elif any(mark in name for mark in '*?[') and not path.exists():
             root = Path(path.anchor)
             pattern = str(path.relative_to(root)) if path.anchor else name
-            found = sorted(map(str, root.glob(pattern)))
+            found = sorted(
+                str(file)
+                for file in root.glob(pattern)
+                if file.is_file() and not file.name.startswith('.')
+            )
             if not found:
                 raise ValueError(f'{name}: matches no file')
         names += found

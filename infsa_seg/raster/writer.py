@@ -52,7 +52,8 @@ class GeoTiffWriter:
         height: Rows in pixels.
         width: Columns in pixels.
         channels: Values per pixel.
-        dtype: Type of the values.
+        dtype: Type of the values. float16 is kept as such in a file that
+            readers open as float32, of half the size.
         palette: One (red, green, blue) per class, at most 256; for one
             channel of uint8. Viewers show the classes in these colours.
         class_names: Names of the classes, kept as JSON in the tag
@@ -88,6 +89,9 @@ class GeoTiffWriter:
         self.path = Path(path)
         self.height, self.width, self.channels = height, width, channels
         self.dtype = np.dtype(dtype)
+        # GDAL knows half precision as a width of float32 only.
+        half = self.dtype == np.float16
+        self._file_dtype = np.dtype(np.float32 if half else self.dtype)
         self._check(palette, nodata, compress, tile)
         self._dataset: Any = None
         self._prepare(overwrite)
@@ -226,7 +230,7 @@ class GeoTiffWriter:
             raise ValueError(
                 f'{self.path}: tile={tile} must be a multiple of 16'
             )
-        if self.dtype.kind not in 'uif' or self.dtype == np.float16:
+        if self.dtype.kind not in 'uif':
             raise ValueError(
                 f'{self.path}: GeoTIFF has no type {self.dtype}; use an '
                 'integer, float32 or float64'
@@ -273,12 +277,14 @@ class GeoTiffWriter:
             self.height, self.width, self.channels, self.dtype
         )
         predicted = self.dtype.kind == 'f' and compress != 'none'
+        half = self._file_dtype != self.dtype
         return {
+            **({'NBITS': 16} if half else {}),
             'driver': 'GTiff',
             'height': self.height,
             'width': self.width,
             'count': self.channels,
-            'dtype': self.dtype.name,
+            'dtype': self._file_dtype.name,
             'nodata': nodata,
             'tiled': True,
             'blockxsize': tile,
@@ -296,7 +302,7 @@ class GeoTiffWriter:
         start = self._written - rows
         with self._gdal() as rasterio:
             self._dataset.write(
-                np.ascontiguousarray(self._buffer[:, :rows]),
+                np.ascontiguousarray(self._buffer[:, :rows], self._file_dtype),
                 window=rasterio.windows.Window(0, start, self.width, rows),
             )
 

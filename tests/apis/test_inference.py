@@ -6,7 +6,7 @@ import torch
 from mmseg.evaluation import IoUMetric
 
 from infsa_seg.apis import inference, init_model
-from infsa_seg.apis.infer import _measure
+from infsa_seg.apis.infer import measure_areas
 
 
 @pytest.fixture(scope='module')
@@ -70,8 +70,8 @@ def test_a_constant_prediction_is_measured_beside():
         'gt_sem_seg': {'data': label},
     }
     metric.process({}, [sample])
-    metrics = _measure(metric)
+    metrics = measure_areas(metric)
     assert metrics['mIoU'] == 100
     # Class 0 is right in three quarters of its union, class 1 nowhere.
     assert metrics['mIoU of a constant'] == pytest.approx(75 / 2)
-    assert _measure(IoUMetric()) == {}
+    assert measure_areas(IoUMetric()) == {}

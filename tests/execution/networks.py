@@ -11,14 +11,20 @@ from torch.nn import functional as F
 from infsa_seg.execution.bands import any_valid
 
 PATCH = 8
-VARIANTS = {
+ATTENTIONS = {
     'linear': dict(variant='linear'),
     'neumann': dict(variant='neumann'),
     'neumann-inf': dict(variant='neumann', hops='inf'),
     'crelu': dict(variant='neumann', graph='crelu'),
     'row-inf': dict(variant='neumann', graph='crelu', norm='row', hops='inf'),
     'none': dict(variant='none'),
+    'softmax': dict(variant='softmax'),
+    'pure': dict(variant='pure'),
 }
+
+
+# Those that bands can add up, or that need none.
+VARIANTS = [name for name in ATTENTIONS if name not in ('softmax', 'pure')]
 
 
 def segmentor(
@@ -50,7 +56,7 @@ def segmentor(
                     patch_size=patch_size,
                     out_indices=(0, 2),
                     final_norm=True,
-                    attn_cfg=dict(VARIANTS.get(attention, attention)),
+                    attn_cfg=dict(ATTENTIONS[attention]),
                     ffn=ffn,
                 ),
                 decode_head=head

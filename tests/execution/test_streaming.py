@@ -45,7 +45,7 @@ def test_bands_equal_the_whole_image(attention, ffn):
     height=st.integers(1, 70),
     width=st.integers(1, 70),
     band_rows=st.integers(1, 9),
-    attention=st.sampled_from(list(VARIANTS)),
+    attention=st.sampled_from(VARIANTS),
     ffn=st.sampled_from(['mlp', 'dwconv']),
     num_upsamples=st.integers(0, 3),
     share=st.sampled_from([0.0, 0.02, 0.5, 1.0]),

@@ -217,7 +217,7 @@ def test_other_rows_are_refused(path, row, pixels, problem):
         ({'channels': 0}, 'is empty'),
         ({'tile': 100}, 'tile=100 must be a multiple of 16'),
         ({'compress': 'rar'}, "compress='rar' is unknown"),
-        ({'dtype': np.float16}, 'no type float16'),
+        ({'dtype': np.complex64}, 'no type complex64'),
         ({'dtype': complex}, 'no type complex128'),
         ({'dtype': bool}, 'no type bool'),
         ({'nodata': -1}, 'nodata=-1 is no value'),
@@ -337,3 +337,17 @@ def test_an_error_of_gdal_becomes_ours(path, monkeypatch):
     assert caught.value.filename == str(path)
     assert 'cannot be written: first line; is' in caught.value.strerror
     assert not os.listdir(path.parent)
+
+
+def test_half_precision(path):
+    """Bit for bit, in half the bytes; other programs see float32."""
+    pixels = noise(HEIGHT, WIDTH).astype(np.float16) / 7
+    with GeoTiffWriter(
+        path, HEIGHT, WIDTH, dtype=np.float16, compress='none'
+    ) as writer:
+        writer.write(0, pixels)
+    with rasterio.open(path) as dataset:
+        assert dataset.dtypes == ('float32',)
+        assert np.array_equal(dataset.read(1), pixels.astype(np.float32))
+        assert dataset.tags(1, ns='IMAGE_STRUCTURE')['NBITS'] == '16'
+    assert path.stat().st_size < 2.5 * 256 * 256

@@ -48,7 +48,9 @@ def test_interrupt(command, project, tmp_path):
     check_checkpoint((work_dir / 'last_checkpoint').read_text())
 
 
-@pytest.mark.parametrize('name', ['train.py', 'test.py', 'infer.py'])
+@pytest.mark.parametrize(
+    'name', ['train.py', 'test.py', 'infer.py', 'infer_large.py']
+)
 def test_unusable_installation_is_one_line(command, tmp_path, name):
     package = tmp_path / 'infsa_seg'
     package.mkdir()

@@ -319,6 +319,32 @@ BAD_INPUT = {
         'infer.py tiny.py other.pth 0.png --out out',
         'other.pth: nothing in it fits EncoderDecoder',
     ),
+    'large: what cannot run in bands': (
+        'infer_large.py tiny.py iter_30.pth 0.png --out out --cfg-options '
+        'model.backbone.attn_cfg.variant=softmax',
+        'backbone.layers.0.attn.op (SoftmaxAttention) is neither local nor a '
+        'sum over tokens',
+    ),
+    'large: no amount of memory': (
+        'infer_large.py tiny.py iter_30.pth 0.png --out out --max-memory lots',
+        "'lots' is no amount of memory",
+    ),
+    'large: no height of a band': (
+        'infer_large.py tiny.py iter_30.pth 0.png --out out --band-rows 0',
+        'band_rows=0: give 1 or more',
+    ),
+    'large: one file for several inputs': (
+        'infer_large.py tiny.py iter_30.pth 0.png 1.png --out out.tif',
+        'out.tif: is one file for 2 inputs; give a directory',
+    ),
+    'large: a pattern without files': (
+        'infer_large.py tiny.py iter_30.pth *.svs --out out',
+        '*.svs: matches no file',
+    ),
+    'large: foreign pickle': (
+        'infer_large.py tiny.py foreign.pth 0.png --out out',
+        'foreign.pth: refused, it holds a ',
+    ),
     'no data': (
         'train.py tiny.py --cfg-options '
         'train_dataloader.dataset.data_root=nowhere',
@@ -360,6 +386,13 @@ BAD_USAGE = {
     'train.py': 'the following arguments are required: config',
     'test.py tiny.py': 'the following arguments are required: checkpoint',
     'infer.py tiny.py x.pth x.png': 'arguments are required: --out',
+    'infer_large.py tiny.py x.pth x.png': 'arguments are required: --out',
+    'infer_large.py tiny.py x.pth x.png --out o --palette red': (
+        "'red' is no list of colours such as ff0000,00ff00"
+    ),
+    'infer_large.py tiny.py x.pth x.png --out o --store tape': (
+        "--store: invalid choice: 'tape'"
+    ),
     'train.py tiny.py --cfg-options lr': "'lr' is not key=value",
     'train.py tiny.py --launcher x': "--launcher: invalid choice: 'x'",
 }
@@ -414,7 +447,9 @@ def test_needs_a_gpu(tool, desk, arguments):
     assert line.endswith('none was found')
 
 
-@pytest.mark.parametrize('name', ['train.py', 'test.py', 'infer.py'])
+@pytest.mark.parametrize(
+    'name', ['train.py', 'test.py', 'infer.py', 'infer_large.py']
+)
 def test_help(tool, name):
     outcome = tool(name, '--help')
     assert outcome.status == 0
