@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import os
 import re
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from infsa_seg.layers.protocol import BandNetwork
-from infsa_seg.ops import Rows, bands_of
+from infsa_seg.ops import Rows
 
 from .bands import Grid
 from .resize import Piece
 from .streaming import Streaming
+from .sweeps import Sweep, split_sweeps
 from .token_store import TokenStore
 
 _UNITS = {'B': 1, 'KB': 1e3, 'MB': 1e6, 'GB': 1e9, 'TB': 1e12} | {
@@ -189,7 +191,7 @@ class Cost:
     Attributes:
         num_sweeps: passes over the tokens, decoding included.
         heights: the two heights, in token rows.
-        sweep_bytes: per height, the most bytes alive in each sweep.
+        sweep_bytes: per height, the most bytes alive in each kind of sweep.
         band_flops: per height, operations of one band through all sweeps.
     """
 
@@ -239,7 +241,8 @@ def measure(
         for rows in heights
     ]
     (low, low_flops), (high, high_flops) = measured
-    return Cost(len(low), heights, (low, high), (low_flops, high_flops))
+    num_sweeps = len(split_sweeps(network.steps())) + 1
+    return Cost(num_sweeps, heights, (low, high), (low_flops, high_flops))
 
 
 def _measure_bands(
@@ -277,14 +280,64 @@ def _measure_bands(
         for _ in pieces:
             pass
 
+    # Equal layers are measured once; a last number is for decoding.
+    streaming.sweeps, times = _without_repeats(streaming.sweeps)
     with tracker:
         streaming.run(sink)
-    num_bands = len(bands_of(grid.rows, band_rows))
+    num_bands = len(streaming.bands)
     sweeps = [
-        max(tracker.peaks[i : i + num_bands])
-        for i in range(0, len(tracker.peaks), num_bands)
+        tracker.marks[i : i + num_bands]
+        for i in range(0, len(tracker.marks), num_bands)
     ]
-    return sweeps, tracker.flops / num_bands
+    flops = sum(
+        many * mark.flops
+        for many, marks in zip([*times, 1], sweeps, strict=True)
+        for mark in marks
+    )
+    peaks = [max(mark.peak for mark in marks) for marks in sweeps]
+    return peaks, flops / num_bands
+
+
+def _without_repeats(sweeps: list[Sweep]) -> tuple[list[Sweep], list[int]]:
+    """Leave out layers like earlier ones; how often each sweep was there."""
+    layers: dict[tuple[Any, ...], list[Sweep]] = {}
+    times: dict[tuple[Any, ...], int] = {}
+    for _, group in itertools.groupby(sweeps, lambda s: id(s.gather)):
+        layer = list(group)
+        key = tuple(
+            (sweep.embeds, sweep.phase, *map(_describe, sweep.steps))
+            for sweep in layer
+        )
+        key += (_describe(layer[0].gather),)
+        layers.setdefault(key, layer)
+        times[key] = times.get(key, 0) + 1
+    kept = [sweep for layer in layers.values() for sweep in layer]
+    return kept, [n for key, n in times.items() for _ in layers[key]]
+
+
+def _describe(step: Any) -> Any:
+    """What two steps of equal cost have in common."""
+    if not isinstance(step, torch.nn.Module):
+        return type(step)
+    return tuple(
+        (
+            type(module),
+            *(
+                (name, value)
+                for name, value in sorted(vars(module).items())
+                if isinstance(value, (bool, int, float, str))
+            ),
+            *(parameter.shape for parameter in module.parameters()),
+        )
+        for module in step.modules()
+    )
+
+
+class _Mark(NamedTuple):
+    """What was used since the mark before."""
+
+    peak: int
+    flops: int
 
 
 class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -294,14 +347,14 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known: tensors that are not to be counted, nor are views of them.
 
     Attributes:
-        peaks: the most bytes since the mark before, one per mark.
-        flops: floating-point operations of matrix products and convolutions.
+        marks: the most bytes, and operations of matrix products and
+            convolutions, since the mark before.
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.peaks: list[int] = []
-        self.flops = 0
+        self.marks: list[_Mark] = []
+        self._flops = 0
         self._alive = 0
         self._peak = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet(
@@ -310,8 +363,8 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def mark(self) -> None:
         """Begin anew."""
-        self.peaks.append(self._peak)
-        self._peak = self._alive
+        self.marks.append(_Mark(self._peak, self._flops))
+        self._peak, self._flops = self._alive, 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -320,7 +373,7 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         count = flop_registry.get(func.overloadpacket)
         if count is not None:
-            self.flops += count(*args, **kwargs, out_val=result)
+            self._flops += count(*args, **kwargs, out_val=result)
         many = result if isinstance(result, (tuple, list)) else (result,)
         for tensor in many:
             if isinstance(tensor, Tensor):
