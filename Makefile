@@ -1,4 +1,4 @@
-# make demo    train on synthetic scenes, then segment one
+# make demo    train on synthetic scenes, then segment a large one
 # make test    the test suite
 # make slow    tests that build environments
 # make lint    style, types, spelling
@@ -18,8 +18,9 @@ DEMO_DIR := work_dirs/demo
 
 demo: $(VENV)/installed
 	$(RUN) tools/train.py $(DEMO) --work-dir $(DEMO_DIR)
-	$(RUN) tools/infer.py $(DEMO) "$$(cat $(DEMO_DIR)/last_checkpoint)" \
-	    scene:1024 --out $(DEMO_DIR)/prediction
+	$(RUN) tools/infer_large.py $(DEMO) "$$(cat $(DEMO_DIR)/last_checkpoint)" \
+	    scene:2048 --out $(DEMO_DIR)/large --max-memory 2GiB --overview \
+	    --overwrite
 
 test: $(VENV)/installed-tests
 	$(RUN) -m pytest
@@ -42,8 +43,9 @@ $(VENV)/installed-torch:
 	touch $@
 
 $(VENV)/installed: $(VENV)/installed-torch setup.py pyproject.toml \
-    requirements/runtime.txt requirements/mminstall.txt infsa_seg/version.py
-	$(PIP) -e '.[mim]'
+    requirements/runtime.txt requirements/mminstall.txt \
+    requirements/raster.txt infsa_seg/version.py
+	$(PIP) -e '.[mim,raster]'
 	touch $@
 
 $(VENV)/installed-tests: $(VENV)/installed requirements/tests.txt

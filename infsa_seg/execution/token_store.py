@@ -145,8 +145,12 @@ class FileStore(TokenStore):
 
 def _reserve(path: Path, nbytes: int) -> None:
     """Make a file of so many bytes that the disk really has."""
-    with open(path, 'wb') as file:
-        if hasattr(os, 'posix_fallocate'):
-            os.posix_fallocate(file.fileno(), 0, nbytes)
-        else:  # other systems find out later
-            file.truncate(nbytes)
+    try:
+        with open(path, 'wb') as file:
+            if hasattr(os, 'posix_fallocate'):
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+            else:  # other systems find out later
+                file.truncate(nbytes)
+    except OSError as error:
+        # Not every call says which file it was about.
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from infsa_seg.apis import (
+    evaluate,
     infer_large,
     infer_large_image,
     init_model,
@@ -283,3 +284,22 @@ def test_failures_leave_nothing(model, tmp_path, monkeypatch):
     assert out.read_bytes() == content
     infer_large_image(model, source, out, overwrite=True, band_rows=1)
     assert out.read_bytes() != b''
+
+
+def test_tested_in_bands(project, trained, tmp_path):
+    """``test_cfg.mode='stream'`` has the metrics of the whole images."""
+    metrics = [
+        evaluate(
+            project / 'tiny.py',
+            str(trained / 'iter_30.pth'),
+            str(tmp_path / mode),
+            cfg_options={
+                'model.type': 'BandEncoderDecoder',
+                'model.test_cfg.mode': mode,
+                'model.test_cfg.band_rows': 1,
+            },
+        )
+        for mode in ('whole', 'stream')
+    ]
+    assert metrics[0]['mIoU'] > 50
+    assert metrics[0] == pytest.approx(metrics[1], abs=0.02)
