@@ -3,7 +3,8 @@
 
 from .config import load_config
 from .infer import InferResult, infer
-from .infer_large import (
+from .inference import inference, init_model
+from .large import (
     LargeOptions,
     LargeResult,
     LargeResults,
@@ -12,7 +13,6 @@ from .infer_large import (
     large_choices,
     plan_large_image,
 )
-from .inference import inference, init_model
 from .runner import evaluate, train
 
 __all__ = [

@@ -18,7 +18,7 @@ from infsa_seg.apis import (
     init_model,
     plan_large_image,
 )
-from infsa_seg.apis.infer_large import expand
+from infsa_seg.apis.large.infer_large import expand
 from infsa_seg.raster import open_raster
 
 rasterio = pytest.importorskip('rasterio')
@@ -303,3 +303,38 @@ def test_tested_in_bands(project, trained, tmp_path):
     ]
     assert metrics[0]['mIoU'] > 50
     assert metrics[0] == pytest.approx(metrics[1], abs=0.02)
+
+
+def test_centrality_needs_attention(project, tmp_path):
+    np.save(tmp_path / 'a.npy', picture())
+    bare = init_model(
+        project / 'tiny.py',
+        cfg_options={'model.backbone.attn_cfg': dict(variant='none')},
+    )
+    with nothing_left(tmp_path), pytest.raises(ValueError, match='attention'):
+        infer_large_image(
+            bare, tmp_path / 'a.npy', tmp_path / 'out', centrality=True
+        )
+
+
+@pytest.mark.parametrize(
+    'attention',
+    [
+        dict(variant='linear'),
+        dict(variant='neumann', graph='crelu', norm='row'),
+        dict(variant='neumann', hops='inf'),
+    ],
+)
+def test_centrality_of_any_attention(project, tmp_path, attention):
+    """Its average is 1, and the model is left as it was."""
+    np.save(tmp_path / 'a.npy', picture())
+    model = init_model(
+        project / 'tiny.py',
+        cfg_options={'model.backbone.attn_cfg': attention},
+    )
+    result = infer_large_image(
+        model, tmp_path / 'a.npy', tmp_path / 'out', centrality=True
+    )
+    assert read(result.written[1]).mean() == pytest.approx(1, abs=1e-3)
+    for module in model.modules():
+        assert not getattr(module, 'with_importance', False)

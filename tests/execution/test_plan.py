@@ -19,7 +19,7 @@ from infsa_seg.execution import (
     parse_bytes,
     resident_bytes,
 )
-from infsa_seg.execution.plan import measure
+from infsa_seg.execution.measure import measure
 from infsa_seg.models.utils import SegmentorNetwork
 
 from .networks import segmentor

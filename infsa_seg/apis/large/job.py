@@ -1,22 +1,20 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-"""Class maps of images of any size, in the memory that the user sets."""
+"""One large image from its file to its class map."""
 
 from __future__ import annotations
 
-import copy
+import bisect
 import dataclasses
 import hashlib
+import itertools
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.config import Config
-from mmengine.device import get_device
-from mmseg.evaluation import IoUMetric
 from mmseg.models import BaseSegmentor
 from rich.console import Console
 from rich.progress import (
@@ -49,96 +47,10 @@ from infsa_seg.models.utils import SegmentorNetwork
 from infsa_seg.ops import Rows
 from infsa_seg.raster import RasterReader, Window, open_raster
 
-from .errors import one_line
-from .infer import measure_areas, parse_scene
-from .inference import init_model
-from .outputs import PROBS, Outputs, difference, paths_of
-from .pictures import Palette
+from ..infer import parse_scene
+from .options import DTYPES, LargeOptions
+from .outputs import Outputs, difference, paths_of
 from .raster_image import RasterImage, valid_window
-
-DTYPES = {
-    'fp32': torch.float32,
-    'bf16': torch.bfloat16,
-    'fp16': torch.float16,
-}
-STORES = ('auto', 'ram', 'disk')
-# For the arguments of the tool.
-large_choices = {
-    'store': STORES,
-    'dtype': tuple(DTYPES),
-    'probs': tuple(PROBS),
-}
-# What a folder is searched for.
-SUFFIXES = ('.tif', '.tiff', '.png', '.jpg', '.jpeg', '.bmp', '.webp', '.npy')
-
-
-@dataclasses.dataclass(frozen=True)
-class LargeOptions:
-    """How a large image is segmented.
-
-    Attributes:
-        max_memory (str | int): What the process may take, such as ``'4GiB'``,
-            weights included.
-        store (str): Where tokens wait between sweeps: 'ram', 'disk', or
-            'auto', memory if there is enough.
-        scratch (str | Path, optional): Directory for tokens on disk. A
-            directory of each image's own is made in it, and removed at the
-            end. Defaults to that of the mask.
-        dtype (str): Of the computation, 'fp32', 'bf16' or 'fp16'.
-        store_dtype (str, optional): Of the tokens between sweeps; defaults to
-            ``dtype``.
-        band_rows (int, optional): Token rows of a band. Defaults to what fits
-            into memory.
-        probs (str, optional): Write class probabilities too, 'uint8' (255 is
-            certain) or 'float16'.
-        centrality (bool): Write how much each token receives from all others
-            in the last attention, 1 being the average.
-        overview (bool): Write a PNG of the image under its classes.
-        palette (sequence, optional): One (red, green, blue) per class, in
-            place of the model's.
-        labels (str | Path, optional): Directory with the true class indices,
-            NAME.png or NAME.tif.
-        verify (int, optional): Run again with other bands, and compare the
-            logits of so many rows of pixels in the middle.
-        overwrite (bool): Replace files that exist.
-        resume (bool): Go on from what a killed run left on disk.
-
-    Raises:
-        ValueError: A value is none of these.
-    """
-
-    max_memory: str | int = '4GiB'
-    store: str = 'auto'
-    scratch: str | Path | None = None
-    dtype: str = 'fp32'
-    store_dtype: str | None = None
-    band_rows: int | None = None
-    probs: str | None = None
-    centrality: bool = False
-    overview: bool = False
-    palette: Palette | None = None
-    labels: str | Path | None = None
-    verify: int | None = None
-    overwrite: bool = False
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        parse_bytes(self.max_memory)
-        for name, known in (
-            ('store', STORES),
-            ('dtype', tuple(DTYPES)),
-            ('store_dtype', (None, *DTYPES)),
-            ('probs', (None, *PROBS)),
-        ):
-            value = getattr(self, name)
-            if value not in known:
-                raise ValueError(
-                    f'{name}={value!r} is unknown; use one of {known}'
-                )
-        for name in ('band_rows', 'verify'):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f'{name}={value}: give 1 or more')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,180 +74,7 @@ class LargeResult:
     areas: list[Tensor]
 
 
-def infer_large_image(
-    model: BaseSegmentor,
-    source: str | Path | RasterReader,
-    out: str | Path,
-    on_plan: Callable[[str], None] | None = None,
-    **options: Any,
-) -> LargeResult:
-    """Segment an image of any size as a whole, in bands.
-
-    The classes are those of one forward pass over the whole image, whatever
-    the memory, the store and the bands. Pixels that the raster marks as not
-    valid have no influence and get the nodata value of the mask.
-
-    Args:
-        model (BaseSegmentor): From :func:`infsa_seg.apis.init_model`. It is
-            left as it is.
-        source (str | Path | RasterReader): A raster, or ``scene:SIZE`` where
-            the model's config tests on scenes.
-        out (str | Path): A directory for ``NAME_mask.tif``, or the file of
-            the mask. Others lie beside it.
-        on_plan (callable, optional): Called with the lines of
-            :func:`describe` before the start.
-        **options: See :class:`LargeOptions`.
-
-    Returns:
-        LargeResult: The files and what was measured.
-
-    Raises:
-        OSError: The image cannot be read, a file exists or cannot be written,
-            or the disk has not enough space.
-        ValueError: The model cannot run in bands, does not fit the image, or
-            the memory does not suffice. No file is left behind.
-    """
-    with _open(model, source) as (name, reader):
-        job = _Job(model, name, reader, out, LargeOptions(**options))
-        return job.run(on_plan)
-
-
-def plan_large_image(
-    model: BaseSegmentor,
-    source: str | Path | RasterReader,
-    out: str | Path,
-    **options: Any,
-) -> str:
-    """What :func:`infer_large_image` would take, in lines for people.
-
-    The weights do not matter; nothing is written.
-    """
-    with _open(model, source) as (name, reader):
-        job = _Job(model, name, reader, out, LargeOptions(**options))
-        return job.describe()
-
-
-@dataclasses.dataclass(frozen=True)
-class LargeResults:
-    """What became of several inputs.
-
-    Attributes:
-        results (dict[str, LargeResult]): By input.
-        failures (dict[str, str]): Reason by input.
-        metrics (dict[str, float]): As of :class:`InferResult`.
-    """
-
-    results: dict[str, LargeResult]
-    failures: dict[str, str]
-    metrics: dict[str, float]
-
-
-def infer_large(
-    config: str | Path | Config,
-    checkpoint: str | None,
-    inputs: Sequence[str],
-    out: str | Path,
-    device: str | None = None,
-    cfg_options: dict[str, Any] | None = None,
-    plan: bool = False,
-    say: Callable[[str], None] = print,
-    **options: Any,
-) -> LargeResults:
-    """Segment every input; go on where one fails.
-
-    Args:
-        config (str | Path | Config): As for
-            :func:`infsa_seg.apis.load_config`.
-        checkpoint (str, optional): Weights; not read with ``plan``.
-        inputs (sequence): Files, directories, patterns and scenes.
-        out (str | Path): As for :func:`infer_large_image`; a directory if
-            there are several inputs.
-        device (str, optional): Defaults to a GPU, if there is one.
-        cfg_options (dict, optional): Values by dotted key.
-        plan (bool): Only say what each would take.
-        say (callable): Takes lines for the user.
-        **options: See :class:`LargeOptions`.
-
-    Raises:
-        OSError: The config or the checkpoint is not there.
-        ValueError: One of them, or an option, is not usable.
-    """
-    settings = LargeOptions(**options)
-    names = expand(inputs)
-    if len(names) > 1 and Path(out).suffix.lower() in ('.tif', '.tiff'):
-        raise ValueError(
-            f'{out}: is one file for {len(names)} inputs; give a directory'
-        )
-    model = init_model(
-        config,
-        None if plan else checkpoint,
-        device or get_device(),
-        cfg_options,
-    )
-    SegmentorNetwork(model)
-    model = _cast(model, DTYPES[settings.dtype])
-    results: dict[str, LargeResult] = {}
-    failures: dict[str, str] = {}
-    metric = IoUMetric(ignore_index=255)
-    metric.dataset_meta = model.dataset_meta
-    written: set[Path] = set()
-    for name in names:
-        try:
-            if plan:
-                say(plan_large_image(model, name, out, **options))
-                continue
-            stem = _stem(model, name)
-            path = paths_of(out, stem, None, False, False)['mask']
-            if path in written:
-                raise ValueError(f'{path} is the result of another input')
-            result = infer_large_image(model, name, out, say, **options)
-        # RuntimeError is how PyTorch says that memory does not suffice.
-        except (ValueError, OSError, RuntimeError) as error:
-            failures[name] = one_line(error).removeprefix(f'{name}: ')
-            continue
-        results[name] = result
-        written.add(path)
-        if result.areas:
-            metric.results.append(tuple(result.areas))
-    return LargeResults(results, failures, measure_areas(metric))
-
-
-def expand(inputs: Sequence[str]) -> list[str]:
-    """Files for directories and patterns; other names stay as they are.
-
-    Raises:
-        ValueError: A directory or a pattern stands for nothing.
-    """
-    names: list[str] = []
-    for name in inputs:
-        path = Path(name)
-        found = [name]
-        if path.is_dir():
-            found = sorted(
-                str(file)
-                for file in path.iterdir()
-                if file.suffix.lower() in SUFFIXES
-                and not file.name.startswith('.')
-            )
-            if not found:
-                raise ValueError(
-                    f'{name}: has no file that ends in {" ".join(SUFFIXES)}'
-                )
-        elif any(mark in name for mark in '*?[') and not path.exists():
-            root = Path(path.anchor)
-            pattern = str(path.relative_to(root)) if path.anchor else name
-            found = sorted(
-                str(file)
-                for file in root.glob(pattern)
-                if file.is_file() and not file.name.startswith('.')
-            )
-            if not found:
-                raise ValueError(f'{name}: matches no file')
-        names += found
-    return names
-
-
-class _Job:
+class LargeJob:
     """One image on its way."""
 
     def __init__(
@@ -347,7 +86,7 @@ class _Job:
         options: LargeOptions,
     ) -> None:
         self.name, self.reader, self.options = name, reader, options
-        self.model = _cast(model, DTYPES[options.dtype])
+        self.model = model
         self.network = SegmentorNetwork(self.model)
         self.device = next(self.model.parameters()).device
         self.dtype = DTYPES[options.dtype]
@@ -358,7 +97,7 @@ class _Job:
         window = found or Window(0, 0, meta.height, meta.width)
         self.image = RasterImage(reader, self.model, window)
         self.grid = Grid(window.height, window.width, self.network.patch_size)
-        stem = _stem(model, name)
+        stem = stem_of(model, name)
         self.paths = paths_of(
             out, stem, options.probs, options.centrality, options.overview
         )
@@ -440,6 +179,12 @@ class _Job:
         )
 
     @property
+    def _other_band_rows(self) -> int:
+        """The height of bands for a second run; lower, to fit as well."""
+        rows = self._known_plan.band_rows
+        return max(rows * 2 // 3, 1) if rows > 1 else 2
+
+    @property
     def _can_resume(self) -> bool:
         return self.options.resume and self.folder.exists()
 
@@ -468,7 +213,7 @@ class _Job:
 
     def _open_labels(self, stem: str) -> Any:
         if isinstance(self.reader, SceneReader):
-            return _LabelsOfScene(self.reader)
+            return LabelsOfScene(self.reader)
         if self.options.labels is None:
             return None
         folder = Path(self.options.labels)
@@ -521,7 +266,7 @@ class _Job:
                 journal.begin(anew=self.options.resume)
         try:
             streaming = self._streaming(
-                self._known_plan.band_rows, journal, self.folder, on_band
+                self._known_plan.band_rows, journal, on_band
             )
             importance = None
             if self.options.centrality:
@@ -536,16 +281,15 @@ class _Job:
         if self.strip is None:
             return None
         first, self.outputs.kept = self.outputs.kept, []
-        rows = max(self._known_plan.band_rows * 2 // 3, 1)
-        if rows == self._known_plan.band_rows:
-            rows = 2
         folder = self.folder.with_name(f'{self.folder.name}.verify')
         journal = None
         if self._known_plan.store == 'disk':
             journal = Journal(folder, {})
             journal.begin()
         try:
-            streaming = self._streaming(rows, journal, folder, on_band)
+            streaming = self._streaming(
+                self._other_band_rows, journal, on_band
+            )
             patch = self.grid.patch_size
             streaming.run(
                 self.outputs.keep_only,
@@ -562,7 +306,6 @@ class _Job:
         self,
         band_rows: int,
         journal: Journal | None,
-        folder: Path,
         on_band: Callable[[], None],
     ) -> Streaming:
         shape = (self.grid.rows, self.grid.columns)
@@ -594,13 +337,6 @@ class _Job:
     def _scaled_importance(
         self, streaming: Streaming
     ) -> Callable[[Rows, Tensor], None]:
-        last = [
-            module
-            for module in self.model.backbone.modules()
-            if hasattr(module, 'with_importance')
-        ]
-        if last:
-            last[-1].with_importance = True
         valid = streaming.valid
         count = self.grid.rows * self.grid.columns
         if valid is not None:
@@ -640,7 +376,12 @@ class _Job:
     @contextmanager
     def _progress(self) -> Iterator[Callable[[], None]]:
         """A bar over the bands of all sweeps, where somebody watches."""
-        total = self._known_plan.num_sweeps * self._known_plan.num_bands
+        plan = self._known_plan
+        sweeps = [plan.num_bands] * plan.num_sweeps
+        if self.strip is not None:
+            again = -(-plan.rows // self._other_band_rows)
+            sweeps += [again] * plan.num_sweeps
+        ends = list(itertools.accumulate(sweeps))
         console = Console(stderr=True)
         with Progress(
             TextColumn('{task.description}'),
@@ -652,8 +393,16 @@ class _Job:
             transient=True,
             disable=not console.is_terminal,
         ) as bar:
-            task = bar.add_task(Path(self.name).name, total=total)
-            yield lambda: bar.advance(task)
+            task = bar.add_task('', total=ends[-1])
+
+            def on_band() -> None:
+                done = int(bar.tasks[0].completed) + 1
+                sweep = min(bisect.bisect_left(ends, done) + 1, len(ends))
+                name = Path(self.name).name
+                title = f'{name}, sweep {sweep} of {len(ends)}'
+                bar.update(task, advance=1, description=title)
+
+            yield on_band
 
     def _result(self, start: float, apart: float | None) -> LargeResult:
         return LargeResult(
@@ -665,7 +414,7 @@ class _Job:
         )
 
 
-class _LabelsOfScene:
+class LabelsOfScene:
     """The labels of a scene, read like a raster."""
 
     def __init__(self, reader: SceneReader) -> None:
@@ -675,38 +424,11 @@ class _LabelsOfScene:
         return self.reader.read_labels(window)[..., None]
 
 
-@contextmanager
-def _open(
-    model: BaseSegmentor, source: str | Path | RasterReader
-) -> Iterator[tuple[str, RasterReader]]:
-    """A name for the source, and a reader of it."""
-    if isinstance(source, RasterReader):
-        yield 'image', source
-        return
-    name = str(source)
-    if name.startswith('scene:'):
-        _, scene = parse_scene(name, model.cfg)
-        yield name, SceneReader(scene)
-        return
-    with open_raster(name) as reader:
-        yield name, reader
-
-
-def _stem(model: BaseSegmentor, name: str) -> str:
+def stem_of(model: BaseSegmentor, name: str) -> str:
     """What the files of an input are named after."""
     if name.startswith('scene:'):
         return parse_scene(name, model.cfg)[0]
     return Path(name).stem
-
-
-def _cast(model: BaseSegmentor, dtype: torch.dtype) -> BaseSegmentor:
-    """The model in a dtype; a copy if it is another."""
-    if next(model.backbone.parameters()).dtype != dtype:
-        model = copy.deepcopy(model)
-        # Not the mean of the pixels, which would be off by a fraction.
-        for part in (model.backbone, model.decode_head):
-            part.to(dtype)
-    return model
 
 
 def _duration(seconds: float) -> str:

@@ -18,11 +18,11 @@ from infsa_seg.execution import Grid, Piece, classify, probabilities
 from infsa_seg.ops import Rows, bands_of
 from infsa_seg.raster import GeoTiffWriter, RasterReader, Window
 
-from .pictures import Palette, write_overlay
+from ..pictures import Palette, write_overlay
+from .options import PROBS
 from .raster_image import RasterImage
 
 IGNORED = 255
-PROBS = {'uint8': np.uint8, 'float16': np.float16}
 # Height and width at most of the picture to look at.
 _OVERVIEW = 2048
 # Rows that a writer gathers, and what GDAL keeps (see GeoTiffWriter).

@@ -1,0 +1,266 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""Class maps of images of any size, in the memory that the user sets."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmseg.evaluation import IoUMetric
+from mmseg.models import BaseSegmentor
+
+from infsa_seg.datasets import SceneReader
+from infsa_seg.layers import GlobalOp
+from infsa_seg.models.utils import SegmentorNetwork
+from infsa_seg.raster import RasterReader, open_raster
+
+from ..errors import one_line
+from ..infer import measure_areas, parse_scene
+from ..inference import init_model
+from .job import LargeJob, LargeResult, stem_of
+from .options import DTYPES, LargeOptions
+from .outputs import paths_of
+
+# What a folder is searched for.
+SUFFIXES = ('.tif', '.tiff', '.png', '.jpg', '.jpeg', '.bmp', '.webp', '.npy')
+
+
+def infer_large_image(
+    model: BaseSegmentor,
+    source: str | Path | RasterReader,
+    out: str | Path,
+    on_plan: Callable[[str], None] | None = None,
+    **options: Any,
+) -> LargeResult:
+    """Segment an image of any size as a whole, in bands.
+
+    The classes are those of one forward pass over the whole image, whatever
+    the memory, the store and the bands. Pixels that the raster marks as not
+    valid have no influence and get the nodata value of the mask.
+
+    Args:
+        model (BaseSegmentor): From :func:`infsa_seg.apis.init_model`. It is
+            left as it is.
+        source (str | Path | RasterReader): A raster, or ``scene:SIZE`` where
+            the model's config tests on scenes.
+        out (str | Path): A directory for ``NAME_mask.tif``, or the file of
+            the mask. Others lie beside it.
+        on_plan (callable, optional): Called before the start, with lines
+            like those of :func:`plan_large_image`.
+        **options: See :class:`LargeOptions`.
+
+    Returns:
+        LargeResult: The files and what was measured.
+
+    Raises:
+        OSError: The image cannot be read, a file exists or cannot be written,
+            or the disk has not enough space.
+        ValueError: The model cannot run in bands, does not fit the image, or
+            the memory does not suffice. No file is left behind.
+    """
+    settings = LargeOptions(**options)
+    model = _cast(model, DTYPES[settings.dtype])
+    with (
+        _open(model, source) as (name, reader),
+        _ranking(model, settings.centrality),
+    ):
+        return LargeJob(model, name, reader, out, settings).run(on_plan)
+
+
+def plan_large_image(
+    model: BaseSegmentor,
+    source: str | Path | RasterReader,
+    out: str | Path,
+    **options: Any,
+) -> str:
+    """What :func:`infer_large_image` would take, in lines for people.
+
+    The weights do not matter; nothing is written.
+    """
+    settings = LargeOptions(**options)
+    model = _cast(model, DTYPES[settings.dtype])
+    with (
+        _open(model, source) as (name, reader),
+        _ranking(model, settings.centrality),
+    ):
+        return LargeJob(model, name, reader, out, settings).describe()
+
+
+@dataclasses.dataclass(frozen=True)
+class LargeResults:
+    """What became of several inputs.
+
+    Attributes:
+        results (dict[str, LargeResult]): By input.
+        failures (dict[str, str]): Reason by input.
+        metrics (dict[str, float]): As of :class:`InferResult`.
+    """
+
+    results: dict[str, LargeResult]
+    failures: dict[str, str]
+    metrics: dict[str, float]
+
+
+def infer_large(
+    config: str | Path | Config,
+    checkpoint: str | None,
+    inputs: Sequence[str],
+    out: str | Path,
+    device: str | None = None,
+    cfg_options: dict[str, Any] | None = None,
+    plan: bool = False,
+    say: Callable[[str], None] = print,
+    **options: Any,
+) -> LargeResults:
+    """Segment every input; go on where one fails.
+
+    Args:
+        config (str | Path | Config): As for
+            :func:`infsa_seg.apis.load_config`.
+        checkpoint (str, optional): Weights; not read with ``plan``.
+        inputs (sequence): Files, directories, patterns and scenes.
+        out (str | Path): As for :func:`infer_large_image`; a directory if
+            there are several inputs.
+        device (str, optional): Defaults to a GPU, if there is one.
+        cfg_options (dict, optional): Values by dotted key.
+        plan (bool): Only say what each would take.
+        say (callable): Takes lines for the user.
+        **options: See :class:`LargeOptions`.
+
+    Raises:
+        OSError: The config or the checkpoint is not there.
+        ValueError: One of them, or an option, is not usable.
+    """
+    settings = LargeOptions(**options)
+    names = expand(inputs)
+    if len(names) > 1 and Path(out).suffix.lower() in ('.tif', '.tiff'):
+        raise ValueError(
+            f'{out}: is one file for {len(names)} inputs; give a directory'
+        )
+    model = init_model(
+        config,
+        None if plan else checkpoint,
+        device or get_device(),
+        cfg_options,
+    )
+    SegmentorNetwork(model)
+    model = _cast(model, DTYPES[settings.dtype])
+    results: dict[str, LargeResult] = {}
+    failures: dict[str, str] = {}
+    metric = IoUMetric(ignore_index=255)
+    metric.dataset_meta = model.dataset_meta
+    written: set[Path] = set()
+    for name in names:
+        try:
+            if plan:
+                say(plan_large_image(model, name, out, **options))
+                continue
+            stem = stem_of(model, name)
+            path = paths_of(out, stem, None, False, False)['mask']
+            if path in written:
+                raise ValueError(f'{path} is the result of another input')
+            result = infer_large_image(model, name, out, say, **options)
+        # RuntimeError is how PyTorch says that memory does not suffice.
+        except (ValueError, OSError, RuntimeError) as error:
+            failures[name] = one_line(error).removeprefix(f'{name}: ')
+            continue
+        results[name] = result
+        written.add(path)
+        if result.areas:
+            metric.results.append(tuple(result.areas))
+    return LargeResults(results, failures, measure_areas(metric))
+
+
+def expand(inputs: Sequence[str]) -> list[str]:
+    """Files for directories and patterns; other names stay as they are.
+
+    Raises:
+        ValueError: A directory or a pattern stands for nothing.
+    """
+    names: list[str] = []
+    for name in inputs:
+        path = Path(name)
+        found = [name]
+        if path.is_dir():
+            found = sorted(
+                str(file)
+                for file in path.iterdir()
+                if file.suffix.lower() in SUFFIXES
+                and not file.name.startswith('.')
+            )
+            if not found:
+                raise ValueError(
+                    f'{name}: has no file that ends in {" ".join(SUFFIXES)}'
+                )
+        elif any(mark in name for mark in '*?[') and not path.exists():
+            root = Path(path.anchor)
+            pattern = str(path.relative_to(root)) if path.anchor else name
+            found = sorted(
+                str(file)
+                for file in root.glob(pattern)
+                if file.is_file() and not file.name.startswith('.')
+            )
+            if not found:
+                raise ValueError(f'{name}: matches no file')
+        names += found
+    return names
+
+
+@contextmanager
+def _ranking(model: BaseSegmentor, wanted: bool) -> Iterator[None]:
+    """Have the last attention gather what the importance of tokens needs.
+
+    Raises:
+        ValueError: There is no attention.
+    """
+    if not wanted:
+        yield
+        return
+    steps = SegmentorNetwork(model).steps()
+    attention = [step for step in steps if isinstance(step, GlobalOp)]
+    if not attention:
+        raise ValueError('--centrality: the model has no attention')
+    last = attention[-1].op  # type: ignore[attr-defined]
+    before = getattr(last, 'with_importance', None)
+    if before is None:  # it is known there anyway
+        yield
+        return
+    last.with_importance = True
+    try:
+        yield
+    finally:
+        last.with_importance = before
+
+
+@contextmanager
+def _open(
+    model: BaseSegmentor, source: str | Path | RasterReader
+) -> Iterator[tuple[str, RasterReader]]:
+    """A name for the source, and a reader of it."""
+    if isinstance(source, RasterReader):
+        yield 'image', source
+        return
+    name = str(source)
+    if name.startswith('scene:'):
+        _, scene = parse_scene(name, model.cfg)
+        yield name, SceneReader(scene)
+        return
+    with open_raster(name) as reader:
+        yield name, reader
+
+
+def _cast(model: BaseSegmentor, dtype: torch.dtype) -> BaseSegmentor:
+    """The model in a dtype; a copy if it is another."""
+    if next(model.backbone.parameters()).dtype != dtype:
+        model = copy.deepcopy(model)
+        # Not the mean of the pixels, which would be off by a fraction.
+        for part in (model.backbone, model.decode_head):
+            part.to(dtype)
+    return model
