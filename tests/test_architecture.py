@@ -84,7 +84,8 @@ LADDER = {
     'tools': Rung(ours=('apis',)),
     # Questions about the operators themselves.
     'tools.analysis': Rung(
-        ours=('ops', 'layers', 'apis'), theirs=('torch', 'rich')
+        ours=('ops', 'raster', 'layers', 'engine', 'apis'),
+        theirs=('torch', 'rich', 'PIL'),
     ),
 }
 

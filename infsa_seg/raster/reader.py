@@ -80,7 +80,9 @@ class RasterReader(Protocol):
     ) -> None: ...
 
 
-def open_raster(path: str | Path, nodata: float | None = None) -> RasterReader:
+def open_raster(
+    path: str | Path, nodata: float | None = None, indexed: bool = False
+) -> RasterReader:
     """Open a raster, in the format that its first bytes tell.
 
     Args:
@@ -88,6 +90,7 @@ def open_raster(path: str | Path, nodata: float | None = None) -> RasterReader:
             decodes (PNG, JPEG, BMP, WebP and more).
         nodata: A pixel is invalid where all channels have this value. The
             default is what the file says itself.
+        indexed: Read the indices of a TIFF with a palette, not its colours.
 
     Returns:
         A reader, to be used in a ``with`` block or to be closed.
@@ -103,7 +106,7 @@ def open_raster(path: str | Path, nodata: float | None = None) -> RasterReader:
     if not head:
         raise ValueError(f'{path}: is empty; copy or download it again')
     if head.startswith(tiff.MAGIC):
-        return tiff.TiffReader(path, nodata)
+        return tiff.TiffReader(path, nodata, indexed)
     if head.startswith(npy.MAGIC):
         return npy.NpyReader(path, nodata)
     return picture.PictureReader(path, nodata)

@@ -55,7 +55,9 @@ class TiffReader(WindowReader):
             imagecodecs is needed and not installed.
     """
 
-    def __init__(self, path: Path, nodata: float | None = None) -> None:
+    def __init__(
+        self, path: Path, nodata: float | None = None, indexed: bool = False
+    ) -> None:
         super().__init__(path)
         self._file: Any = None
         self._pid = 0
@@ -65,7 +67,7 @@ class TiffReader(WindowReader):
         samples = range(self._picture.samples)
         self._channels = [s for s in samples if s not in alphas]
         self._alphas = alphas
-        self._colours = _palette(page)
+        self._colours = None if indexed else _palette(page)
         self._fill = _nodata(page, self._picture.dtype)
         if nodata is None:
             nodata = self._fill

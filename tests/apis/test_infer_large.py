@@ -226,6 +226,19 @@ def test_measured_against_labels(project, trained, tmp_path):
     )
     assert result.metrics['aAcc'] == pytest.approx(100 * right, abs=0.01)
 
+    # Its own masks, whose indices have colours, are labels too.
+    for mask in (tmp_path / 'out').iterdir():
+        mask.rename(mask.with_name(mask.name.replace('_mask', '')))
+    itself = infer_large(
+        config,
+        checkpoint,
+        [str(tmp_path)],
+        tmp_path / 'again',
+        labels=tmp_path / 'out',
+        say=lambda line: None,
+    )
+    assert itself.metrics['aAcc'] == 100
+
 
 def test_names_of_inputs(tmp_path):
     for name in ('b.png', 'a.TIF', 'notes.txt', '.hidden.png'):
@@ -261,7 +274,7 @@ def test_failures_leave_nothing(model, tmp_path, monkeypatch):
     fail(dict(store='tape'), ValueError, "store='tape' is unknown")
     fail(dict(band_rows=0), ValueError, 'band_rows=0: give 1 or more')
     fail(dict(palette=[(0, 0, 0)]), ValueError, '1 colours for 3 classes')
-    fail(dict(labels=tmp_path), ValueError, 'has neither a.png nor .tif')
+    fail(dict(labels=tmp_path), ValueError, 'has neither a.png nor a.tif')
 
     usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as patch:

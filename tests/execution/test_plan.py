@@ -1,6 +1,7 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """What is foreseen of a run, and that it is kept."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -50,6 +51,25 @@ def test_format_bytes():
     assert texts == ['5 B', '2.0 KiB', '3.0 MiB', '5.00 GiB']
 
 
+@pytest.fixture(scope='module')
+def network():
+    return SegmentorNetwork(segmentor())
+
+
+@pytest.fixture
+def measured_once(monkeypatch):
+    """Measure a width once, however many plans are made of it."""
+    once = functools.lru_cache(
+        lambda network, width, *rest: measure(
+            network, Grid(width, width, 8), *rest
+        )
+    )
+    monkeypatch.setattr(
+        'infsa_seg.execution.plan.measure',
+        lambda network, grid, *rest: once(network, grid.width, *rest),
+    )
+
+
 def plan_of(network, size=(512, 512), max_bytes=2**40, **kwargs):
     return make_plan(
         network,
@@ -61,9 +81,8 @@ def plan_of(network, size=(512, 512), max_bytes=2**40, **kwargs):
     )
 
 
-def test_plan_chooses_store_and_height():
+def test_plan_chooses_store_and_height(network, measured_once):
     """Memory if there is enough, else files; then lower bands; then none."""
-    network = SegmentorNetwork(segmentor())
     plenty = plan_of(network, (4096, 4096))
     assert (plenty.store, plenty.band_rows) == ('ram', 32)
     assert plenty.store_bytes == 512 * 512 * (24 + 16) * 4
@@ -87,22 +106,19 @@ def test_plan_chooses_store_and_height():
         plan_of(network, (4096, 4096), 170 * 2**20, store='ram')
 
 
-def test_plan_obeys():
-    network = SegmentorNetwork(segmentor())
+def test_plan_obeys(network, measured_once):
     plan = plan_of(network, store='disk', band_rows=5)
     assert (plan.store, plan.band_rows, plan.num_bands) == ('disk', 5, 13)
     half = plan_of(network, store='ram', store_dtype=torch.bfloat16)
     assert 2 * half.store_bytes == plan.store_bytes
 
 
-def test_weights_are_not_needed():
+def test_weights_are_not_needed(network):
     """The network may be without numbers; it is not changed."""
-    model = segmentor()
-    before = plan_of(SegmentorNetwork(model))
     with torch.device('meta'):
         bare = segmentor()
-    assert plan_of(SegmentorNetwork(bare)) == before
-    assert model.backbone.position.weight.device.type == 'cpu'
+    assert plan_of(SegmentorNetwork(bare)) == plan_of(network)
+    assert network.backbone.position.weight.device.type == 'cpu'
 
 
 @pytest.mark.parametrize('masked', [False, True])
@@ -128,9 +144,8 @@ def test_operations_are_those_of_the_run(attention, ffn, masked):
     )
 
 
-def test_bytes_grow_with_the_band_alone():
+def test_bytes_grow_with_the_band_alone(network):
     """Not with the height of the image."""
-    network = SegmentorNetwork(segmentor('neumann'))
     low, high = (measure(network, Grid(h, 512, 8), 3) for h in (256, 8192))
     assert low == high
     sizes = [low.peak_bytes(rows) for rows in (1, 3, 9, 27)]
@@ -155,13 +170,13 @@ def test_many_classes_do_not_make_large_pieces():
                     )
                 )
             ),
-            Grid(4096, 4096, 8),
+            Grid(2048, 2048, 8),
             3,
         ).peak_bytes(8)
         for classes in (2, 1000)
     )
     torch.use_deterministic_algorithms(True)
-    # At pixel resolution a band of 1000 classes would be 8 x 8 x 4096 x 4 kB.
+    # At pixel resolution a band of 1000 classes would be 8 x 8 x 2048 x 4 kB.
     assert many < few + 2**30 / 8
 
 

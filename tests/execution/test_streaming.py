@@ -265,3 +265,17 @@ def test_importance_of_each_token(attention, masked):
         found.flatten(), weights[0].detach(), rtol=1e-4, atol=1e-6
     )
     assert found.sum() == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU is there')
+@pytest.mark.parametrize('attention', ['linear', 'neumann'])
+def test_on_a_gpu(attention):
+    """Bands there, tokens here: as on the CPU, 1e-3."""
+    model = segmentor(attention)
+    pixels = torch.randn(1, 3, 123, 67)
+    valid = torch.rand(123, 67) < 0.9
+    whole = run_whole(SegmentorNetwork(model), pixels, valid)
+    logits = run_whole(
+        SegmentorNetwork(model.cuda()), pixels.cuda(), valid, band_rows=3
+    )
+    torch.testing.assert_close(logits.cpu(), whole, rtol=0, atol=1e-3)

@@ -16,17 +16,17 @@ from mmengine.device import get_device
 from mmseg.evaluation import IoUMetric
 from mmseg.models import BaseSegmentor
 
-from infsa_seg.datasets import SceneReader
 from infsa_seg.layers import GlobalOp
 from infsa_seg.models.utils import SegmentorNetwork
-from infsa_seg.raster import RasterReader, open_raster
+from infsa_seg.raster import RasterReader
 
 from ..errors import one_line
-from ..infer import measure_areas, parse_scene
+from ..infer import measure_areas
 from ..inference import init_model
-from .job import LargeJob, LargeResult, stem_of
+from .job import LargeJob, LargeResult
 from .options import DTYPES, LargeOptions
 from .outputs import paths_of
+from .sources import open_source, stem_of
 
 # What a folder is searched for.
 SUFFIXES = ('.tif', '.tiff', '.png', '.jpg', '.jpeg', '.bmp', '.webp', '.npy')
@@ -68,7 +68,7 @@ def infer_large_image(
     settings = LargeOptions(**options)
     model = _cast(model, DTYPES[settings.dtype])
     with (
-        _open(model, source) as (name, reader),
+        open_source(model, source) as (name, reader),
         _ranking(model, settings.centrality),
     ):
         return LargeJob(model, name, reader, out, settings).run(on_plan)
@@ -87,7 +87,7 @@ def plan_large_image(
     settings = LargeOptions(**options)
     model = _cast(model, DTYPES[settings.dtype])
     with (
-        _open(model, source) as (name, reader),
+        open_source(model, source) as (name, reader),
         _ranking(model, settings.centrality),
     ):
         return LargeJob(model, name, reader, out, settings).describe()
@@ -237,23 +237,6 @@ def _ranking(model: BaseSegmentor, wanted: bool) -> Iterator[None]:
         yield
     finally:
         last.with_importance = before
-
-
-@contextmanager
-def _open(
-    model: BaseSegmentor, source: str | Path | RasterReader
-) -> Iterator[tuple[str, RasterReader]]:
-    """A name for the source, and a reader of it."""
-    if isinstance(source, RasterReader):
-        yield 'image', source
-        return
-    name = str(source)
-    if name.startswith('scene:'):
-        _, scene = parse_scene(name, model.cfg)
-        yield name, SceneReader(scene)
-        return
-    with open_raster(name) as reader:
-        yield name, reader
 
 
 def _cast(model: BaseSegmentor, dtype: torch.dtype) -> BaseSegmentor:

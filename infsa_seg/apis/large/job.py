@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from mmseg.models import BaseSegmentor
@@ -28,7 +27,6 @@ from rich.progress import (
 from torch import Tensor
 
 import infsa_seg
-from infsa_seg.datasets import SceneReader
 from infsa_seg.execution import (
     FileStore,
     Grid,
@@ -45,12 +43,12 @@ from infsa_seg.execution import (
 )
 from infsa_seg.models.utils import SegmentorNetwork
 from infsa_seg.ops import Rows
-from infsa_seg.raster import RasterReader, Window, open_raster
+from infsa_seg.raster import RasterReader, Window
 
-from ..infer import parse_scene
 from .options import DTYPES, LargeOptions
 from .outputs import Outputs, difference, paths_of
 from .raster_image import RasterImage, valid_window
+from .sources import open_labels, stem_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +99,7 @@ class LargeJob:
         self.paths = paths_of(
             out, stem, options.probs, options.centrality, options.overview
         )
-        self.labels = self._open_labels(stem)
+        self.labels = open_labels(options.labels, stem, reader)
         self.strip = self._choose_strip()
         self.outputs = self._make_outputs()
         self.folder = Path(options.scratch or self.paths['mask'].parent) / (
@@ -211,26 +209,6 @@ class LargeJob:
             self.strip,
         )
 
-    def _open_labels(self, stem: str) -> Any:
-        if isinstance(self.reader, SceneReader):
-            return LabelsOfScene(self.reader)
-        if self.options.labels is None:
-            return None
-        folder = Path(self.options.labels)
-        for suffix in ('.png', '.tif', '.tiff'):
-            if (folder / f'{stem}{suffix}').exists():
-                labels = open_raster(folder / f'{stem}{suffix}')
-                break
-        else:
-            raise ValueError(f'{folder}: has neither {stem}.png nor .tif')
-        size, meta = labels.meta, self.reader.meta
-        if (size.height, size.width) != (meta.height, meta.width):
-            raise ValueError(
-                f'{folder}: {stem} has {size.height}x{size.width} labels for '
-                f'{meta.height}x{meta.width} pixels'
-            )
-        return labels
-
     def _choose_strip(self) -> Rows | None:
         if self.options.verify is None or self.is_blank:
             return None
@@ -242,10 +220,7 @@ class LargeJob:
         """Find out before the model starts, not after hours."""
         places = [(self.paths['mask'].parent, self.outputs.disk_bytes)]
         if self._known_plan.store == 'disk' and not self._can_resume:
-            twice = 2 if self.strip else 1
-            places.append(
-                (self.folder.parent, twice * self._known_plan.scratch_bytes)
-            )
+            places.append((self.folder.parent, self._known_plan.scratch_bytes))
         needed: dict[int, int] = {}
         for folder, size in places:
             folder.mkdir(parents=True, exist_ok=True)
@@ -412,23 +387,6 @@ class LargeJob:
             apart,
             self.outputs.areas,
         )
-
-
-class LabelsOfScene:
-    """The labels of a scene, read like a raster."""
-
-    def __init__(self, reader: SceneReader) -> None:
-        self.reader = reader
-
-    def read(self, window: Window) -> Any:
-        return self.reader.read_labels(window)[..., None]
-
-
-def stem_of(model: BaseSegmentor, name: str) -> str:
-    """What the files of an input are named after."""
-    if name.startswith('scene:'):
-        return parse_scene(name, model.cfg)[0]
-    return Path(name).stem
 
 
 def _duration(seconds: float) -> str:

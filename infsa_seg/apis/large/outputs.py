@@ -16,11 +16,12 @@ from torch import Tensor
 import infsa_seg
 from infsa_seg.execution import Grid, Piece, classify, probabilities
 from infsa_seg.ops import Rows, bands_of
-from infsa_seg.raster import GeoTiffWriter, RasterReader, Window
+from infsa_seg.raster import GeoTiffWriter, Window
 
 from ..pictures import Palette, write_overlay
 from .options import PROBS
 from .raster_image import RasterImage
+from .sources import Labels
 
 IGNORED = 255
 # Height and width at most of the picture to look at.
@@ -75,7 +76,7 @@ class Outputs:
         palette (sequence): One (red, green, blue) for each.
         threshold (float): Of the foreground, where there is one class only.
         probs (str, optional): 'uint8' (255 is certain) or 'float16'.
-        labels (RasterReader, optional): Class indices of the raster.
+        labels (Labels, optional): Class indices of the raster.
         strip (Rows, optional): Rows of pixels whose logits are to be kept.
     """
 
@@ -89,7 +90,7 @@ class Outputs:
         palette: Palette,
         threshold: float = 0.5,
         probs: str | None = None,
-        labels: RasterReader | None = None,
+        labels: Labels | None = None,
         strip: Rows | None = None,
     ) -> None:
         self.paths, self.image, self.grid = paths, image, grid
@@ -288,7 +289,7 @@ class Outputs:
             return
         left, width = self.image.window.col, self.image.width
         window = Window(top, left, len(classes), width)
-        label = self.labels.read(window)[..., 0].astype(np.int64)
+        label = self.labels.read_labels(window).astype(np.int64)
         label[label >= self.num_classes] = IGNORED
         label[classes == self.nodata] = IGNORED
         areas = IoUMetric.intersect_and_union(
