@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .georeference import Georeference
+
 
 @dataclass(frozen=True)
 class RasterMeta:
@@ -23,6 +25,7 @@ class RasterMeta:
             may keep, beside what a read returns. A memory plan counts them.
         block_rows: height of the blocks (tiles or strips) that the file is
             made of. Bands of a multiple of this decode each block once.
+        georeference: where on earth it lies, if it is known.
     """
 
     height: int
@@ -33,6 +36,7 @@ class RasterMeta:
     has_alpha: bool = False
     nbytes_resident: int = 0
     block_rows: int = 1
+    georeference: Georeference | None = None
 
     @property
     def all_valid(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from . import npy, picture, tiff
+from . import gdal, npy, picture, tiff
 from .meta import RasterMeta
 from .window import Window
 
@@ -86,8 +86,9 @@ def open_raster(
     """Open a raster, in the format that its first bytes tell.
 
     Args:
-        path: A TIFF or BigTIFF, a NumPy file, or a picture that OpenCV
-            decodes (PNG, JPEG, BMP, WebP and more).
+        path: A TIFF or BigTIFF, a NumPy file, a virtual raster or JPEG 2000
+            (through GDAL), or a picture that OpenCV decodes (PNG, JPEG, BMP,
+            WebP and more).
         nodata: A pixel is invalid where all channels have this value. The
             default is what the file says itself.
         indexed: Read the indices of a TIFF with a palette, not its colours.
@@ -102,11 +103,13 @@ def open_raster(
     """
     path = Path(path)
     with path.open('rb') as file:
-        head = file.read(8)
+        head = file.read(64)
     if not head:
         raise ValueError(f'{path}: is empty; copy or download it again')
     if head.startswith(tiff.MAGIC):
         return tiff.TiffReader(path, nodata, indexed)
     if head.startswith(npy.MAGIC):
         return npy.NpyReader(path, nodata)
+    if gdal.is_for_gdal(head):
+        return gdal.GdalReader(path, nodata)
     return picture.PictureReader(path, nodata)

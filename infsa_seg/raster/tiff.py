@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .base import WindowReader, check_nodata, is_value, naming, valid_pixels
+from .georeference import read_georeference
 from .meta import RasterMeta
 from .window import Window
 
@@ -90,6 +91,7 @@ class TiffReader(WindowReader):
                 if part is not None
             ),
             block_rows=self._picture.block_rows,
+            georeference=read_georeference(path),
         )
 
     def _load(self, window: Window) -> tuple[np.ndarray, np.ndarray | None]:

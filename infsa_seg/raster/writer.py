@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .base import check_nodata
+from .georeference import Georeference
 from .tiff import check_complete
 
 # What GDAL may keep of any number of blocks.
@@ -63,6 +64,7 @@ class GeoTiffWriter:
         tile: Side of a tile in pixels, a multiple of 16.
         overwrite: Whether ``path`` may exist; it is replaced at the end.
         metadata: More tags, by name.
+        georeference: Where on earth it lies.
 
     Raises:
         FileExistsError: ``path`` exists, and ``overwrite`` is not set.
@@ -85,6 +87,7 @@ class GeoTiffWriter:
         tile: int = 256,
         overwrite: bool = False,
         metadata: Mapping[str, str] | None = None,
+        georeference: Georeference | None = None,
     ) -> None:
         self.path = Path(path)
         self.height, self.width, self.channels = height, width, channels
@@ -116,6 +119,8 @@ class GeoTiffWriter:
                         1, {i: (*rgb, 255) for i, rgb in enumerate(palette)}
                     )
                 self._dataset.update_tags(**tags)
+                if georeference is not None:
+                    georeference.write_to(self._dataset)
         except BaseException:
             self.abort()
             raise

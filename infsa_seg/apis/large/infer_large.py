@@ -29,7 +29,10 @@ from .outputs import paths_of
 from .sources import open_source, stem_of
 
 # What a folder is searched for.
-SUFFIXES = ('.tif', '.tiff', '.png', '.jpg', '.jpeg', '.bmp', '.webp', '.npy')
+SUFFIXES = (
+    *('.tif', '.tiff', '.vrt', '.jp2'),
+    *('.png', '.jpg', '.jpeg', '.bmp', '.webp', '.npy'),
+)
 
 
 def infer_large_image(

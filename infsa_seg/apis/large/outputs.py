@@ -180,15 +180,20 @@ class Outputs:
         for kind, options in kinds.items():
             if kind not in self.paths:
                 continue
-            size = (meta.height, meta.width)
+            size, place = (meta.height, meta.width), meta.georeference
             if kind == 'centrality':
                 size = (self.grid.rows, self.grid.columns)
+                if place is not None:
+                    top, left, *_ = self.image.window
+                    patch = self.grid.patch_size
+                    place = place.coarsened(top, left, patch)
             self._writers[kind] = stack.enter_context(
                 GeoTiffWriter(
                     self.paths[kind],
                     *size,
                     overwrite=overwrite,
                     metadata={'SOFTWARE': software},
+                    georeference=place,
                     **options,
                 )
             )
