@@ -27,6 +27,16 @@ def colours(value: str) -> list[tuple[int, ...]]:
     return palette
 
 
+def numbers(value: str) -> list[int]:
+    """An argument such as ``4,3,2``."""
+    try:
+        return [int(part) for part in value.split(',')]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'{value!r} is no list of channels such as 4,3,2'
+        ) from None
+
+
 def parse() -> argparse.Namespace:
     """The arguments."""
     parser = ArgumentParser(
@@ -63,6 +73,11 @@ def parse() -> argparse.Namespace:
         'NAME_centrality.tif; 1 is the average',
     )
     what.add_argument(
+        '--areas',
+        action='store_true',
+        help='a table of pixels and square metres per class, NAME_areas.csv',
+    )
+    what.add_argument(
         '--overview',
         action='store_true',
         help='a picture of the image under its classes, NAME_overview.png',
@@ -81,6 +96,19 @@ def parse() -> argparse.Namespace:
     )
     what.add_argument(
         '--overwrite', action='store_true', help='replace files that exist'
+    )
+    source = parser.add_argument_group('what to read')
+    source.add_argument(
+        '--channels',
+        type=numbers,
+        metavar='N,...',
+        help='channels of the raster in the order of the model, from 1 on',
+    )
+    source.add_argument(
+        '--nodata',
+        type=float,
+        metavar='VALUE',
+        help="value of pixels that do not count, in place of the file's own",
     )
     how = parser.add_argument_group('how to run')
     how.add_argument(

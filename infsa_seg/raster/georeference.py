@@ -80,6 +80,23 @@ class Georeference:
             self, transform=transform, points=points, rpcs=()
         )
 
+    @property
+    def pixel_area(self) -> float | None:
+        """Square metres of a pixel; None where they are not all alike.
+
+        That is without a transform, and in degrees.
+        """
+        if self.transform is None or self.crs is None:
+            return None
+        from rasterio.crs import CRS
+
+        crs = CRS.from_wkt(self.crs)
+        if not crs.is_projected:
+            return None
+        metres = float(crs.linear_units_factor[1])
+        a, b, _, d, e, _ = self.transform
+        return abs(a * e - b * d) * metres**2
+
     def write_to(self, dataset: Any) -> None:
         """Give a rasterio dataset, open for writing, the same coordinates."""
         from rasterio.control import GroundControlPoint

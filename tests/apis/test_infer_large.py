@@ -351,3 +351,52 @@ def test_centrality_of_any_attention(project, tmp_path, attention):
     assert read(result.written[1]).mean() == pytest.approx(1, abs=1e-3)
     for module in model.modules():
         assert not getattr(module, 'with_importance', False)
+
+
+def test_coordinates_channels_and_areas(model, tmp_path):
+    """Of a raster of five channels, in feet, with a nodata of our own."""
+    image = picture(64, 48)
+    image[:16] = 9
+    place = rasterio.transform.from_origin(500, 900, 3, 2)
+    with rasterio.open(
+        tmp_path / 'a.tif',
+        *('w', 'GTiff', 48, 64, 5, 'EPSG:2263', place, 'uint8'),
+    ) as dataset:
+        for index, channel in ((5, 0), (2, 1), (4, 2), (1, 0), (3, 0)):
+            dataset.write(image[..., channel], index)
+    with pytest.raises(ValueError, match=r'5 channels, .* --channels'):
+        infer_large_image(model, tmp_path / 'a.tif', tmp_path)
+    with pytest.raises(ValueError, match=r'channels 1 to 5, not \[1, 6, 2\]'):
+        infer_large_image(
+            model, tmp_path / 'a.tif', tmp_path, channels=[1, 6, 2]
+        )
+    result = infer_large_image(
+        model,
+        tmp_path / 'a.tif',
+        tmp_path,
+        channels=[5, 2, 4],
+        nodata=9,
+        areas=True,
+        centrality=True,
+    )
+    np.save(tmp_path / 'b.npy', image[16:])
+    infer_large_image(model, tmp_path / 'b.npy', tmp_path / 'b.tif')
+    mask, bare = read(result.written[0])[0], read(tmp_path / 'b.tif')[0]
+    assert (mask[:16] == 255).all()
+    assert np.array_equal(mask[16:], bare)
+    with rasterio.open(result.written[0]) as dataset:
+        assert dataset.crs.to_epsg() == 2263
+        assert dataset.transform == place
+    with rasterio.open(result.written[1]) as dataset:
+        assert dataset.transform == place * place.translation(
+            0, 16
+        ) * place.scale(8)
+    rows = result.written[2].read_text().splitlines()
+    assert rows[0] == 'class,pixels,share,square_metres'
+    for index, row in enumerate(rows[1:]):
+        name, pixels, share, metres = row.split(',')
+        assert name == model.dataset_meta['classes'][index]
+        count = (bare == index).sum()
+        assert int(pixels) == count
+        assert float(share) == pytest.approx(count / bare.size, abs=1e-6)
+        assert float(metres) == pytest.approx(count * 6 * 0.3048006096**2)

@@ -71,7 +71,7 @@ def infer_large_image(
     settings = LargeOptions(**options)
     model = _cast(model, DTYPES[settings.dtype])
     with (
-        open_source(model, source) as (name, reader),
+        open_source(model, source, settings.nodata) as (name, reader),
         _ranking(model, settings.centrality),
     ):
         return LargeJob(model, name, reader, out, settings).run(on_plan)
@@ -90,7 +90,7 @@ def plan_large_image(
     settings = LargeOptions(**options)
     model = _cast(model, DTYPES[settings.dtype])
     with (
-        open_source(model, source) as (name, reader),
+        open_source(model, source, settings.nodata) as (name, reader),
         _ranking(model, settings.centrality),
     ):
         return LargeJob(model, name, reader, out, settings).describe()
@@ -166,7 +166,7 @@ def infer_large(
                 say(plan_large_image(model, name, out, **options))
                 continue
             stem = stem_of(model, name)
-            path = paths_of(out, stem, None, False, False)['mask']
+            path = paths_of(out, stem)['mask']
             if path in written:
                 raise ValueError(f'{path} is the result of another input')
             result = infer_large_image(model, name, out, say, **options)

@@ -93,11 +93,16 @@ class LargeJob:
         found = valid_window(reader)
         self.is_blank = found is None
         window = found or Window(0, 0, meta.height, meta.width)
-        self.image = RasterImage(reader, self.model, window)
+        self.image = RasterImage(reader, model, window, options.channels)
         self.grid = Grid(window.height, window.width, self.network.patch_size)
         stem = stem_of(model, name)
         self.paths = paths_of(
-            out, stem, options.probs, options.centrality, options.overview
+            out,
+            stem,
+            probs=options.probs is not None,
+            centrality=options.centrality,
+            areas=options.areas,
+            overview=options.overview,
         )
         self.labels = open_labels(options.labels, stem, reader)
         self.strip = self._choose_strip()
@@ -344,7 +349,8 @@ class LargeJob:
             'dtype': f'{self.dtype} {self.store_dtype}',
             'set of output files': ' '.join(self.paths),
             'version of infsa_seg': infsa_seg.__version__,
-            'window': f'{self.image.window}',
+            'nodata or window': f'{options.nodata} {self.image.window}',
+            'channels': f'{options.channels}',
             'verify': f'{options.verify}',
         }
 

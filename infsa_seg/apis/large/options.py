@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,11 +50,16 @@ class LargeOptions:
             certain) or 'float16'.
         centrality (bool): Write how much each token receives from all others
             in the last attention, 1 being the average.
+        areas (bool): Write a table of pixels and area per class, as CSV.
         overview (bool): Write a PNG of the image under its classes.
         palette (sequence, optional): One (red, green, blue) per class, in
             place of the model's.
         labels (str | Path, optional): Directory with the true class indices,
             NAME.png or NAME.tif.
+        nodata (float, optional): A pixel is not valid where all channels have
+            this value. Defaults to what the file says itself.
+        channels (sequence, optional): Numbers of the channels to use, from 1
+            on, in the order in which the model takes them.
         verify (int, optional): Run again with other bands, and compare the
             logits of so many rows of pixels in the middle.
         overwrite (bool): Replace files that exist.
@@ -71,9 +77,12 @@ class LargeOptions:
     band_rows: int | None = None
     probs: str | None = None
     centrality: bool = False
+    areas: bool = False
     overview: bool = False
     palette: Palette | None = None
     labels: str | Path | None = None
+    nodata: float | None = None
+    channels: Sequence[int] | None = None
     verify: int | None = None
     overwrite: bool = False
     resume: bool = False

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ from mmseg.evaluation import IoUMetric
 from torch import Tensor
 
 import infsa_seg
+from infsa_seg.engine import atomic_path
 from infsa_seg.execution import Grid, Piece, classify, probabilities
 from infsa_seg.ops import Rows, bands_of
 from infsa_seg.raster import GeoTiffWriter, Window
@@ -31,35 +33,25 @@ _TILE = 256
 _GDAL_CACHE = 64 * 2**20
 
 
-def paths_of(
-    out: str | Path,
-    stem: str,
-    probs: str | None,
-    centrality: bool,
-    overview: bool,
-) -> dict[str, Path]:
+def paths_of(out: str | Path, stem: str, **wanted: bool) -> dict[str, Path]:
     """The files of an input, by kind.
 
     Args:
         out (str | Path): Of the mask if it ends in .tif or .tiff; else a
             directory.
         stem (str): Name of the input.
-        probs (str, optional): Whether there are probabilities.
-        centrality, overview (bool): Whether there are these.
+        **wanted (bool): Which others there are to be, of ``probs``,
+            ``centrality``, ``areas`` and ``overview``.
     """
     out = Path(out)
     if out.suffix.lower() in ('.tif', '.tiff'):
         folder, stem, mask = out.parent, out.stem, out
     else:
         folder, mask = out, out / f'{stem}_mask.tif'
-    wanted = {
-        'probs': (probs, '_probs.tif'),
-        'centrality': (centrality, '_centrality.tif'),
-        'overview': (overview, '_overview.png'),
-    }
+    endings = {'areas': 'csv', 'overview': 'png'}
     return {'mask': mask} | {
-        kind: folder / (stem + ending)
-        for kind, (flag, ending) in wanted.items()
+        kind: folder / f'{stem}_{kind}.{endings.get(kind, "tif")}'
+        for kind, flag in wanted.items()
         if flag
     }
 
@@ -102,6 +94,8 @@ class Outputs:
         wide = self.num_classes > 255
         self.dtype = np.dtype(np.uint16 if wide else np.uint8)
         self.nodata = np.iinfo(self.dtype).max
+        # Pixels of each class.
+        self.counts = np.zeros(self.num_classes, np.int64)
         self.kept: list[Piece] = []
         self.areas: list[Tensor] = []
         meta = image.reader.meta
@@ -161,9 +155,10 @@ class Outputs:
                 written.
         """
         meta = self.image.reader.meta
-        overview = self.paths.get('overview')
-        if overview is not None and overview.exists() and not overwrite:
-            raise FileExistsError(f'{overview}: exists; use --overwrite')
+        for kind in ('areas', 'overview'):
+            path = self.paths.get(kind)
+            if path is not None and path.exists() and not overwrite:
+                raise FileExistsError(f'{path}: exists; use --overwrite')
         software = f'infsa_seg {infsa_seg.__version__}'
         kinds: dict[str, dict[str, Any]] = {
             'mask': dict(
@@ -223,6 +218,8 @@ class Outputs:
             if shares is not None:
                 shares[hidden] = 0
         top = self.image.window.row + rows.start
+        known = classes[classes != self.nodata]
+        self.counts += np.bincount(known, minlength=self.num_classes)
         self._measure(top, classes)
         self._decimate(top, classes)
         self._write('mask', top, classes, self.nodata)
@@ -243,6 +240,8 @@ class Outputs:
             if writer is not None:
                 nothing = np.empty((0, width, writer.channels), writer.dtype)
                 self._write(kind, meta.height, nothing, blank)
+        if 'areas' in self.paths:
+            self._tabulate()
         if self._overview is not None:
             self._draw()
 
@@ -316,6 +315,21 @@ class Outputs:
         self._overview[np.ix_((top + rows) // step, (left + cols) // step)] = (
             classes[np.ix_(rows, cols)]
         )
+
+    def _tabulate(self) -> None:
+        """Write pixels and area of each class."""
+        place = self.image.reader.meta.georeference
+        area = None if place is None else place.pixel_area
+        total = max(self.counts.sum(), 1)
+        with (
+            atomic_path(self.paths['areas']) as part,
+            open(part, 'w', newline='') as file,
+        ):
+            table = csv.writer(file)
+            table.writerow(['class', 'pixels', 'share', 'square_metres'])
+            for name, count in zip(self.classes, self.counts, strict=False):
+                metres = '' if area is None else f'{count * area:.10g}'
+                table.writerow([name, count, f'{count / total:.6f}', metres])
 
     def _draw(self) -> None:
         assert self._overview is not None

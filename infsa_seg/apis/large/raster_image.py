@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ class RasterImage:
         reader (RasterReader): Source of the pixels.
         model (BaseSegmentor): Its ``data_preprocessor`` normalises them.
         window (Window): The part to read, of :func:`valid_window`.
+        channels (sequence, optional): Numbers of the raster's channels, from
+            1 on, in the order in which the model takes them.
 
     Raises:
         ValueError: The raster has other channels than the model, or the
@@ -34,16 +37,29 @@ class RasterImage:
     """
 
     def __init__(
-        self, reader: RasterReader, model: BaseSegmentor, window: Window
+        self,
+        reader: RasterReader,
+        model: BaseSegmentor,
+        window: Window,
+        channels: Sequence[int] | None = None,
     ) -> None:
         self.reader = reader
         self.window = window
         self.height, self.width = window.height, window.width
         self.channels: int = model.backbone.patch_embed.projection.in_channels
         have = reader.meta.channels
+        self._chosen: list[int] | None = None
+        if channels is not None:
+            self._chosen = [number - 1 for number in channels]
+            if not all(0 <= index < have for index in self._chosen):
+                raise ValueError(
+                    f'has channels 1 to {have}, not {list(channels)}'
+                )
+            have = len(self._chosen)
         if have not in (self.channels, 1):
             raise ValueError(
-                f'has {have} channels, but the model takes {self.channels}'
+                f'has {have} channels, but the model takes {self.channels}; '
+                'choose them with --channels'
             )
         self._normalise = copy.copy(model.data_preprocessor)
         if (getattr(self._normalise, 'test_cfg', None) or {}).get('size'):
@@ -57,6 +73,8 @@ class RasterImage:
     def read(self, rows: Rows) -> Tensor:
         """Float (1, channels, rows, width)."""
         pixels = self.reader.read(self._at(rows))
+        if self._chosen is not None:
+            pixels = pixels[..., self._chosen]
         if pixels.dtype != np.uint8:
             pixels = pixels.astype(np.float32)
         if pixels.shape[2] != self.channels:

@@ -28,7 +28,9 @@ class Labels(Protocol):
 
 @contextmanager
 def open_source(
-    model: BaseSegmentor, source: str | Path | RasterReader
+    model: BaseSegmentor,
+    source: str | Path | RasterReader,
+    nodata: float | None = None,
 ) -> Iterator[tuple[str, RasterReader]]:
     """A name for what is to be segmented, and its reader.
 
@@ -36,6 +38,7 @@ def open_source(
         model (BaseSegmentor): Its config says what a scene looks like.
         source (str | Path | RasterReader): A file, ``scene:SIZE``, or a
             reader, which stays open.
+        nodata (float, optional): Of a file, in place of its own.
     """
     if isinstance(source, RasterReader):
         yield 'image', source
@@ -44,7 +47,7 @@ def open_source(
     if name.startswith('scene:'):
         yield name, SceneReader(parse_scene(name, model.cfg)[1])
         return
-    with open_raster(name) as reader:
+    with open_raster(name, nodata) as reader:
         yield name, reader
 
 
