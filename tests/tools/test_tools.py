@@ -390,6 +390,9 @@ BAD_USAGE = {
     'infer_large.py tiny.py x.pth x.png --out o --palette red': (
         "'red' is no list of colours such as ff0000,00ff00"
     ),
+    'infer_large.py tiny.py x.pth x.png --out o --channels red': (
+        "'red' is no list of channels such as 4,3,2"
+    ),
     'infer_large.py tiny.py x.pth x.png --out o --store tape': (
         "--store: invalid choice: 'tape'"
     ),
