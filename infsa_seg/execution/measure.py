@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import weakref
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
@@ -69,10 +70,36 @@ def measure(
 ) -> Cost:
     """Run bands of two heights through the executor without any numbers.
 
+    Images of one width are measured once, as many as there may be.
+
     Args:
         network, grid, channels, dtype, chunk_tokens, masked: as for
             :func:`make_plan`.
     """
+    key = (
+        *(_describe(value) for value in vars(network).values()),
+        *(grid.width, channels, dtype, chunk_tokens, masked),
+        # In this mode torch takes other ways.
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    if key not in _costs:
+        _costs[key] = _measure(
+            network, grid, channels, dtype, chunk_tokens, masked
+        )
+    return _costs[key]
+
+
+_costs: dict[tuple[Any, ...], Cost] = {}
+
+
+def _measure(
+    network: BandNetwork,
+    grid: Grid,
+    channels: int,
+    dtype: torch.dtype,
+    chunk_tokens: int,
+    masked: bool,
+) -> Cost:
     shadow = _on_meta(network)
     heights = (1, 3)
     measured = [
@@ -156,10 +183,12 @@ def _without_repeats(sweeps: list[Sweep]) -> tuple[list[Sweep], list[int]]:
     return kept, [n for key, n in times.items() for _ in layers[key]]
 
 
-def _describe(step: Any) -> Any:
-    """What two steps of equal cost have in common."""
-    if not isinstance(step, torch.nn.Module):
-        return type(step)
+def _describe(part: Any) -> Any:
+    """What two parts of networks of equal cost have in common."""
+    if isinstance(part, (int, Fraction)):
+        return part
+    if not isinstance(part, torch.nn.Module):
+        return type(part)
     return tuple(
         (
             type(module),
@@ -170,7 +199,7 @@ def _describe(step: Any) -> Any:
             ),
             *(parameter.shape for parameter in module.parameters()),
         )
-        for module in step.modules()
+        for module in part.modules()
     )
 
 

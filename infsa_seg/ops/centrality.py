@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .solve import solve
 from .state import sum_dtype
 
 GraphT = TypeVar('GraphT', bound='Graph')
@@ -419,7 +420,7 @@ def _closed_series(graph: Graph, b: Tensor, gain: Tensor) -> Tensor:
     # The ones bring all batch dimensions, or solve could take the columns of
     # one b for a batch of vectors.
     b = graph.lower(gain * graph.ones * b)
-    return graph.lift(torch.linalg.solve(_eye(core) - core, b))
+    return graph.lift(solve(_eye(core) - core, b))
 
 
 def _visits(chain: Graph, gain: Tensor, start: Tensor) -> Tensor:

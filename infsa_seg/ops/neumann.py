@@ -23,6 +23,7 @@ import math
 import torch
 from torch import Tensor
 
+from .solve import solve
 from .state import State, merge_all
 from .tokens import (
     EPS,
@@ -435,7 +436,7 @@ def _series(
         eye = torch.eye(
             matrix.shape[-1], dtype=matrix.dtype, device=matrix.device
         )
-        return torch.linalg.solve(eye - matrix, value)
+        return solve(eye - matrix, value)
     total = value
     for _ in range(int(hops) - 1):
         total = value + matrix @ total

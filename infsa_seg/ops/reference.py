@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from .solve import solve
 from .state import sum_dtype
 from .tokens import EPS, as_discount, hide
 
@@ -119,7 +120,7 @@ def power_series(graph: Tensor, v: Tensor, hops: float) -> Tensor:
     """
     if math.isinf(hops):
         eye = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
-        return torch.linalg.solve(eye - graph, graph @ v)
+        return solve(eye - graph, graph @ v)
     term = total = graph @ v
     for _ in range(int(hops) - 1):
         term = graph @ term
@@ -182,7 +183,7 @@ def neumann_series(
     if math.isinf(hops):
         eye = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
         return (1 - discount) * (
-            transition @ torch.linalg.solve(eye - discount * transition, v)
+            transition @ solve(eye - discount * transition, v)
         )
     total = torch.zeros_like(v)
     term = v

@@ -1,7 +1,6 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """What is foreseen of a run, and that it is kept."""
 
-import functools
 import json
 import subprocess
 import sys
@@ -56,20 +55,6 @@ def network():
     return SegmentorNetwork(segmentor())
 
 
-@pytest.fixture
-def measured_once(monkeypatch):
-    """Measure a width once, however many plans are made of it."""
-    once = functools.lru_cache(
-        lambda network, width, *rest: measure(
-            network, Grid(width, width, 8), *rest
-        )
-    )
-    monkeypatch.setattr(
-        'infsa_seg.execution.plan.measure',
-        lambda network, grid, *rest: once(network, grid.width, *rest),
-    )
-
-
 def plan_of(network, size=(512, 512), max_bytes=2**40, **kwargs):
     return make_plan(
         network,
@@ -81,7 +66,7 @@ def plan_of(network, size=(512, 512), max_bytes=2**40, **kwargs):
     )
 
 
-def test_plan_chooses_store_and_height(network, measured_once):
+def test_plan_chooses_store_and_height(network):
     """Memory if there is enough, else files; then lower bands; then none."""
     plenty = plan_of(network, (4096, 4096))
     assert (plenty.store, plenty.band_rows) == ('ram', 32)
@@ -106,7 +91,7 @@ def test_plan_chooses_store_and_height(network, measured_once):
         plan_of(network, (4096, 4096), 170 * 2**20, store='ram')
 
 
-def test_plan_obeys(network, measured_once):
+def test_plan_obeys(network):
     plan = plan_of(network, store='disk', band_rows=5)
     assert (plan.store, plan.band_rows, plan.num_bands) == ('disk', 5, 13)
     half = plan_of(network, store='ram', store_dtype=torch.bfloat16)
@@ -121,9 +106,16 @@ def test_weights_are_not_needed(network):
     assert network.backbone.position.weight.device.type == 'cpu'
 
 
-@pytest.mark.parametrize('masked', [False, True])
-@pytest.mark.parametrize('ffn', ['mlp', 'dwconv'])
-@pytest.mark.parametrize('attention', ['linear', 'neumann', 'none'])
+@pytest.mark.parametrize(
+    ('attention', 'ffn', 'masked'),
+    [
+        ('linear', 'mlp', False),
+        ('linear', 'dwconv', True),
+        ('neumann', 'mlp', True),
+        ('neumann', 'dwconv', False),
+        ('none', 'dwconv', False),
+    ],
+)
 def test_operations_are_those_of_the_run(attention, ffn, masked):
     """Counted over the real thing; within a tenth, image borders aside."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -150,6 +142,25 @@ def test_bytes_grow_with_the_band_alone(network):
     assert low == high
     sizes = [low.peak_bytes(rows) for rows in (1, 3, 9, 27)]
     assert sizes == sorted(sizes) and sizes[-1] > 2 * sizes[1]
+
+
+def test_networks_that_differ_are_told_apart(network):
+    """In any way that costs; the same one is not measured again."""
+    grid = Grid(64, 64, 8)
+    costs = [
+        measure(SegmentorNetwork(segmentor(*form)), grid, 3, **options)
+        for form, options in (
+            (('neumann', 'dwconv', 1), {}),
+            (('neumann', 'mlp', 1), {}),
+            (('neumann', 'dwconv', 2), {}),
+            (('neumann-inf', 'dwconv', 1), {}),
+            (('linear', 'dwconv', 1), {}),
+            (('neumann', 'dwconv', 1), dict(masked=True)),
+            (('linear', 'mlp', 1), dict(chunk_tokens=4)),
+        )
+    ]
+    assert len({str(cost) for cost in costs}) == len(costs)
+    assert measure(network, grid, 3) is costs[0]
 
 
 def test_many_classes_do_not_make_large_pieces():
