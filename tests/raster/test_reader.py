@@ -62,7 +62,7 @@ def test_the_system_says_which_file(tmp_path):
     ('content', 'problem'),
     [
         (b'', 'is empty'),
-        (b'<VRTDataset rasterXSize="3">', 'is damaged or no picture'),
+        (b'<VRTDataset rasterXSize="3">', 'cannot be read by GDAL'),
         (b'PK\x03\x04 of an npz', 'is damaged or no picture'),
         (b'II', 'is damaged or no picture'),
     ],
