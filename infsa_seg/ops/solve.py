@@ -23,10 +23,11 @@ def solve(matrix: Tensor, value: Tensor) -> Tensor:
         matrix: (..., M, M), invertible.
         value: (..., M, D), of the same or of fewer leading dimensions.
     """
+    # In this order: a program is not to be tied to a size.
     alone = (
-        matrix.device.type == 'cpu'
+        not torch.compiler.is_compiling()
+        and matrix.device.type == 'cpu'
         and matrix.shape[-1] >= _ALONE_FROM
-        and not torch.compiler.is_compiling()
     )
     if not alone:
         return torch.linalg.solve(matrix, value)
