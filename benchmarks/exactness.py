@@ -13,11 +13,10 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from infsa_seg.apis import cli
+from infsa_seg.apis.progress import progress
 from infsa_seg.ops import FEATURE_MAPS, graphs, linear, neumann, reference
 from infsa_seg.ops.tokens import as_discount, hide
 
@@ -159,13 +158,7 @@ def main() -> None:
     header += [f'{str(d)[6:]}, N={args.tokens:,}' for d in DTYPES]
     header += [f'float32, N={args.many:,}']
     rows = [header, ['---'] * len(header)]
-    console = Console(stderr=True)
-    for name, (fast, plain) in track(
-        forms().items(),
-        description='forms',
-        console=console,
-        disable=not console.is_terminal,
-    ):
+    for name, (fast, plain) in progress(forms().items(), 'forms'):
         exact = [exact_errors(fast, plain, i) for i in range(args.problems)]
         worst = [max(column) for column in zip(*exact, strict=True)]
         worst += [

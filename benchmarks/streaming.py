@@ -22,10 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from infsa_seg.apis import infer_large_image, init_model
+from infsa_seg.apis.progress import progress
 from infsa_seg.execution import format_bytes, matmul_rate, parse_bytes
 
 CONFIG = Path(__file__).parents[1] / 'configs' / 'infvit_seg_4k.py'
@@ -164,17 +163,10 @@ def main():
     ]
     for row in (header, ['---'] * len(header)):
         print(f'| {" | ".join(row)} |')
-    console = Console(stderr=True)
     too_much = False
     times = {}
     with tempfile.TemporaryDirectory() as folder:
-        for case in track(
-            cases,
-            'Measuring',
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        ):
+        for case in progress(cases, 'Measuring'):
             found = in_process(case, args, folder)
             too_much |= found['peak'] > parse_bytes(case.memory)
             key = (case.arch, case.variant, case.store)

@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 import traceback
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+import torch
 from mmengine.config import DictAction
 
 from .errors import one_line
@@ -74,6 +75,24 @@ def parse_run_arguments(parser: ArgumentParser) -> dict[str, Any]:
     # mmengine reads it from there whatever the launcher.
     os.environ.setdefault('LOCAL_RANK', str(args.pop('local_rank')))
     return args
+
+
+def positive(value: str) -> int:
+    """The type of an argument that is a number of things."""
+    if not value.isdecimal() or int(value) < 1:
+        raise ArgumentTypeError(f'{value!r} is no positive integer')
+    return int(value)
+
+
+def device(value: str) -> torch.device:
+    """The type of an argument that names where something is computed."""
+    try:
+        torch.ones(1, device=value).cpu()
+    except (RuntimeError, AssertionError) as error:
+        raise ArgumentTypeError(
+            f'{value!r} is not there to compute on'
+        ) from error
+    return torch.device(value)
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:

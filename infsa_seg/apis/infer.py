@@ -15,14 +15,13 @@ from mmseg.evaluation import IoUMetric
 from mmseg.models import BaseSegmentor
 from mmseg.registry import DATASETS
 from PIL import Image
-from rich.console import Console
-from rich.progress import track
 
 from infsa_seg.datasets import Scene, SyntheticScenes
 
 from .errors import one_line
 from .inference import inference, init_model
 from .pictures import read_image, write_mask, write_overlay
+from .progress import progress
 
 IGNORED = 255
 _SCENE = re.compile(r'scene:(\d+)(?:x(\d+))?(?::(\d+))?')
@@ -83,14 +82,7 @@ def infer(
     metric.dataset_meta = model.dataset_meta
     written: list[Path] = []
     failures: dict[str, str] = {}
-    console = Console(stderr=True)
-    for name in track(
-        inputs,
-        'Inference',
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ):
+    for name in progress(inputs, 'Inference'):
         try:
             _infer_one(model, name, Path(out), labels, metric, written)
         # RuntimeError is how PyTorch says that memory does not suffice.

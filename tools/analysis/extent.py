@@ -16,17 +16,15 @@ texture stands four times asks for less, and is lost sooner.
 import argparse
 import sys
 from argparse import ArgumentParser
-from collections.abc import Collection, Iterable
 from typing import Any
 
 try:
     import torch
-    from rich.console import Console
-    from rich.progress import track
     from torch import Tensor, nn
     from torch.nn import functional as F
 
     from infsa_seg.apis import cli
+    from infsa_seg.apis.progress import progress
     from infsa_seg.layers import (
         FFN,
         Block,
@@ -200,43 +198,13 @@ def measure(variant: str, args: argparse.Namespace) -> list[str]:
     return cells
 
 
-def progress(items: Collection[Any], what: str) -> Iterable[Any]:
-    """Go through ``items`` under a bar, where somebody watches."""
-    console = Console(stderr=True)
-    return track(
-        items,
-        what,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-def positive(value: str) -> int:
-    """An argument that is a number of things."""
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f'{value!r} is no positive integer')
-    return int(value)
-
-
 def extent(value: str) -> int:
     """An argument that is the number of tokens of an image."""
-    if positive(value) <= LEGEND:
+    if cli.positive(value) <= LEGEND:
         raise argparse.ArgumentTypeError(
             f'{value} tokens leave no field beside the legend of {LEGEND}'
         )
     return int(value)
-
-
-def device(value: str) -> torch.device:
-    """An argument that is a device on which something can be computed."""
-    try:
-        torch.ones(1, device=value).cpu()
-    except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(
-            f'{value!r} is not there to compute on'
-        ) from error
-    return torch.device(value)
 
 
 def parse() -> argparse.Namespace:
@@ -264,19 +232,19 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         '--softmax-max-tokens',
-        type=positive,
+        type=cli.positive,
         default=16_384,
         metavar='N',
         help='size beyond which softmax, of O(N^2), is not tested; defaults '
         'to 16384',
     )
     parser.add_argument(
-        '--iters', type=positive, default=1200, help='defaults to 1200'
+        '--iters', type=cli.positive, default=1200, help='defaults to 1200'
     )
     parser.add_argument('--seed', type=int, default=0, help='defaults to 0')
     parser.add_argument(
         '--device',
-        type=device,
+        type=cli.device,
         default='cuda' if torch.cuda.is_available() else 'cpu',
         help='such as cuda:0; a GPU if there is',
     )

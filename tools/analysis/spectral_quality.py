@@ -21,18 +21,17 @@ eigenvector.
 import argparse
 import sys
 from argparse import ArgumentParser
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 try:
     import torch
-    from rich.console import Console
-    from rich.progress import track
     from torch import Tensor, nn
 
     from infsa_seg.apis import cli, inference, init_model
     from infsa_seg.apis.infer import draw_scene
     from infsa_seg.apis.pictures import read_image
+    from infsa_seg.apis.progress import progress
     from infsa_seg.layers import InfSAAttention, LandmarkInfSA
     from infsa_seg.ops import crelu, reference
     from infsa_seg.ops.centrality import (
@@ -107,7 +106,7 @@ def random_rows(args: argparse.Namespace) -> Iterator[list[str]]:
     torch.manual_seed(args.seed)
     layer = InfSAAttention(args.heads * WIDTH, args.heads).eval()
     yield ['shared mean', *OPERATORS]
-    for mean in progress(MEANS):
+    for mean in progress(MEANS, 'Comparing'):
         q, k = torch.randn(2, args.heads, args.tokens, WIDTH) + mean
         yield [f'{mean:g}', *numbers(cosines(layer, q, k).nanmean(0))]
 
@@ -123,7 +122,9 @@ def trained_rows(args: argparse.Namespace) -> Iterator[list[str]]:
         image = read_image(args.input)
     yield ['layer', 'head', *OPERATORS]
     total = []
-    for name, tokens in progress(layer_inputs(model, image).items()):
+    for name, tokens in progress(
+        layer_inputs(model, image).items(), 'Comparing'
+    ):
         layer = model.get_submodule(name)
         q, k = layer.queries(tokens[None]), layer.keys(tokens[None])
         total.append(cosines(layer, q[0], k[0]))
@@ -169,28 +170,9 @@ def layer_inputs(model: nn.Module, image: Any) -> dict[str, Tensor]:
     return seen
 
 
-def progress(items: Collection[Any]) -> Iterable[Any]:
-    """Go through ``items`` under a bar, where somebody watches."""
-    console = Console(stderr=True)
-    return track(
-        items,
-        'Comparing',
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
 def numbers(row: Tensor) -> list[str]:
     """Three decimals, a dash for NaN."""
     return ['-' if x.isnan() else f'{x:.3f}' for x in row]
-
-
-def positive(value: str) -> int:
-    """An argument that is a number of things."""
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f'{value!r} is no positive integer')
-    return int(value)
 
 
 def parse() -> argparse.Namespace:
@@ -205,11 +187,11 @@ def parse() -> argparse.Namespace:
     )
     random.set_defaults(rows=random_rows)
     random.add_argument(
-        '--tokens', type=positive, default=1024, help='defaults to 1024'
+        '--tokens', type=cli.positive, default=1024, help='defaults to 1024'
     )
     random.add_argument(
         '--heads',
-        type=positive,
+        type=cli.positive,
         default=4,
         help='how many are drawn and averaged over, defaults to 4',
     )
