@@ -35,6 +35,7 @@ try:
     from torch import Tensor, nn
 
     from infsa_seg.apis import cli, infer_large_image, init_model
+    from infsa_seg.apis.areas import count_areas, mean_iou
     from infsa_seg.apis.large import (
         RasterImage,
         open_labels,
@@ -213,15 +214,7 @@ def measure_accuracy(
     """
     if labels is None:
         return math.nan, math.nan
-    counted = (classes != UNKNOWN) & (labels < num_classes)
-    confusion = torch.bincount(
-        labels[counted] * num_classes + classes[counted],
-        minlength=num_classes**2,
-    ).view(num_classes, num_classes)
-    hits = confusion.diagonal()
-    iou = hits / (confusion.sum(0) + confusion.sum(1) - hits)
-    accuracy = hits.sum() / confusion.sum()
-    return 100 * iou.nanmean().item(), 100 * accuracy.item()
+    return mean_iou(count_areas(classes, labels, num_classes))
 
 
 def compare(
@@ -407,24 +400,6 @@ def number(value: float) -> str:
     return '-' if math.isnan(value) else f'{value:.2f}'
 
 
-def positive(value: str) -> int:
-    """An argument that is a number of pixels."""
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f'{value!r} is no positive integer')
-    return int(value)
-
-
-def device(value: str) -> str:
-    """An argument that is a device on which something can be computed."""
-    try:
-        torch.ones(1, device=value).cpu()
-    except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(
-            f'{value!r} is not there to compute on'
-        ) from error
-    return value
-
-
 def parse() -> argparse.Namespace:
     """The arguments."""
     parser = ArgumentParser(
@@ -447,21 +422,21 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         '--tile',
-        type=positive,
+        type=cli.positive,
         default=512,
         metavar='N',
         help='pixels of a side of a tile, defaults to 512',
     )
     parser.add_argument(
         '--stride',
-        type=positive,
+        type=cli.positive,
         metavar='N',
         help='pixels from tile to tile; that of a tile by default, so that '
         'none overlap',
     )
     parser.add_argument(
         '--device',
-        type=device,
+        type=cli.device,
         default='cuda' if torch.cuda.is_available() else 'cpu',
         help='such as cuda:0; a GPU if there is',
     )
@@ -477,7 +452,7 @@ def main() -> None:
     model = init_model(
         args.config,
         args.checkpoint,
-        args.device,
+        str(args.device),
         {**(args.cfg_options or {}), **tiling.cfg_options},
     )
     stem = stem_of(model, args.input)
