@@ -39,10 +39,6 @@ def class_rows(
 ) -> Tensor:
     """The classes of a band, int64 (rows.num_rows, width) on the host."""
     classes = torch.empty(rows.num_rows, width, dtype=torch.long)
-    for row, col, logits in pieces:
-        height, across = logits.shape[1:]
-        top = row - rows.start
-        classes[top : top + height, col : col + across] = classify(
-            logits, threshold
-        )
+    for piece in pieces:
+        classes[piece.place(rows.start)] = classify(piece.logits, threshold)
     return classes

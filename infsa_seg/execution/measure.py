@@ -67,24 +67,25 @@ def measure(
     dtype: torch.dtype = torch.float32,
     chunk_tokens: int = 512,
     masked: bool = False,
+    ranked: bool = False,
 ) -> Cost:
     """Run bands of two heights through the executor without any numbers.
 
     Images of one width are measured once, as many as there may be.
 
     Args:
-        network, grid, channels, dtype, chunk_tokens, masked: as for
+        network, grid, channels, dtype, chunk_tokens, masked, ranked: as for
             :func:`make_plan`.
     """
     key = (
         *(_describe(value) for value in vars(network).values()),
-        *(grid.width, channels, dtype, chunk_tokens, masked),
+        *(grid.width, channels, dtype, chunk_tokens, masked, ranked),
         # In this mode torch takes other ways.
         torch.are_deterministic_algorithms_enabled(),
     )
     if key not in _costs:
         _costs[key] = _measure(
-            network, grid, channels, dtype, chunk_tokens, masked
+            network, grid, channels, dtype, chunk_tokens, masked, ranked
         )
     return _costs[key]
 
@@ -99,14 +100,13 @@ def _measure(
     dtype: torch.dtype,
     chunk_tokens: int,
     masked: bool,
+    ranked: bool,
 ) -> Cost:
     shadow = _on_meta(network)
     heights = (1, 3)
+    how = (channels, dtype, chunk_tokens, masked, ranked)
     measured = [
-        _measure_bands(
-            shadow, grid.width, rows, channels, dtype, chunk_tokens, masked
-        )
-        for rows in heights
+        _measure_bands(shadow, grid.width, rows, *how) for rows in heights
     ]
     (low, low_flops), (high, high_flops) = measured
     num_sweeps = len(split_sweeps(network.steps())) + 1
@@ -121,6 +121,7 @@ def _measure_bands(
     dtype: torch.dtype,
     chunk_tokens: int,
     masked: bool,
+    ranked: bool,
 ) -> tuple[list[int], float]:
     """Bytes per sweep, and operations of a band that has neighbours."""
     image = _NoImage(3 * band_rows * network.patch_size, width, channels)
@@ -151,7 +152,7 @@ def _measure_bands(
     # Equal layers are measured once; a last number is for decoding.
     streaming.sweeps, times = _without_repeats(streaming.sweeps)
     with tracker:
-        streaming.run(sink)
+        streaming.run(sink, (lambda rows, values: None) if ranked else None)
     num_bands = len(streaming.bands)
     sweeps = [
         tracker.marks[i : i + num_bands]

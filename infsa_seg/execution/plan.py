@@ -35,16 +35,14 @@ def parse_bytes(text: str | int) -> int:
     Raises:
         ValueError: it is none, or not positive.
     """
-    match = re.fullmatch(r'\s*([\d.]+)\s*([A-Za-z]*)\s*', str(text))
-    unit = match and _UNITS.get(match[2].upper() or 'B')
-    try:
-        assert match and unit
-        size = int(float(match[1]) * unit)
-        assert size > 0
-    except (AssertionError, ValueError):
+    number = r'\d+(?:\.\d+)?'
+    match = re.fullmatch(rf'\s*({number})\s*([A-Za-z]*)\s*', str(text))
+    unit = _UNITS.get(match[2].upper() or 'B', 0) if match else 0
+    size = int(float(match[1]) * unit) if match else 0
+    if size < 1:
         raise ValueError(
             f'{text!r} is no amount of memory; write one such as 4GiB or 500MB'
-        ) from None
+        )
     return size
 
 
@@ -108,6 +106,7 @@ def make_plan(
     band_rows: int | None = None,
     chunk_tokens: int = 512,
     masked: bool = False,
+    ranked: bool = False,
 ) -> Plan:
     """Choose store and band height so that the run fits into memory.
 
@@ -124,6 +123,7 @@ def make_plan(
         band_rows: token rows of a band; None chooses.
         chunk_tokens: as for :class:`Streaming`.
         masked: whether some pixels are not valid.
+        ranked: whether the importance of tokens is asked for.
 
     Returns:
         The plan.
@@ -131,7 +131,9 @@ def make_plan(
     Raises:
         ValueError: nothing fits.
     """
-    cost = measure(network, grid, channels, dtype, chunk_tokens, masked)
+    cost = measure(
+        network, grid, channels, dtype, chunk_tokens, masked, ranked
+    )
     width = network.embed_dims + network.tap_dims
     tokens = grid.rows * grid.columns
     store_bytes = tokens * width * store_dtype.itemsize

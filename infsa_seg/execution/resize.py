@@ -33,6 +33,12 @@ class Piece(NamedTuple):
     col: int
     logits: Tensor
 
+    def place(self, row: int = 0) -> tuple[slice, slice]:
+        """Its rows and columns in an array that begins at a row."""
+        height, width = self.logits.shape[1:]
+        top = self.row - row
+        return slice(top, top + height), slice(self.col, self.col + width)
+
 
 def resize_in_pieces(
     logits: Tensor, grown: Rows, band: Rows, grid: Grid, stride: Fraction

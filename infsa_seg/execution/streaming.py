@@ -28,7 +28,8 @@ _CPU = torch.device('cpu')
 
 # Takes the pixel rows of a band and its logits, in pieces that cover it.
 Sink = Callable[[Rows, Iterator[Piece]], None]
-# Takes token rows and the importance of each token, float32 (rows, columns).
+# Takes token rows and the importance of each token, float32 (rows, columns),
+# on the device.
 ImportanceSink = Callable[[Rows, Tensor], None]
 
 
@@ -70,6 +71,13 @@ class Streaming:
         )
         self.bands = bands_of(self.grid.rows, self.band_rows)
         self.sweeps = split_sweeps(self.network.steps())
+
+    @property
+    def num_tokens(self) -> int:
+        """Valid tokens of the image."""
+        if self.valid is None:
+            return self.grid.rows * self.grid.columns
+        return int(self.valid.sum())
 
     @torch.no_grad()
     def run(
@@ -133,10 +141,8 @@ class Streaming:
 
     def _context(self, progress: Progress) -> Context:
         """What is known of the image: from the phases done so far."""
-        count = self.grid.rows * self.grid.columns
-        if self.valid is not None:
-            count = int(self.valid.sum())
-        context = Context(torch.tensor([float(count)], device=self.device))
+        count = torch.tensor([float(self.num_tokens)], device=self.device)
+        context = Context(count)
         if not progress.sweeps_done:
             return context
         gather = self.sweeps[progress.sweeps_done - 1].gather
@@ -212,7 +218,7 @@ class Streaming:
         op = _first_global(sweep)
         x, mask = x[:, band.within(have)], self.mask(band)
         values = op.importance(x, context, mask)  # type: ignore[union-attr]
-        return values.float().mean(1).view(x.shape[1:3]).cpu()
+        return values.float().mean(1).view(x.shape[1:3])
 
 
 class _Band:

@@ -96,9 +96,9 @@ def run_whole(
     )
 
     def sink(rows: Rows, pieces: Iterator[Piece]) -> None:
-        for row, col, piece in pieces:
-            height, width = piece.shape[1:]
-            logits[:, row : row + height, col : col + width] = piece
+        for piece in pieces:
+            down, across = piece.place()
+            logits[:, down, across] = piece.logits
 
     run_bands(network, pixels, sink, valid, **kwargs)
     return logits

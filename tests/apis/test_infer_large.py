@@ -4,6 +4,7 @@
 import json
 import shutil
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -19,7 +20,8 @@ from infsa_seg.apis import (
     plan_large_image,
 )
 from infsa_seg.apis.large.infer_large import expand
-from infsa_seg.raster import open_raster
+from infsa_seg.apis.large.raster_image import strips_of
+from infsa_seg.raster import RasterMeta, open_raster
 
 rasterio = pytest.importorskip('rasterio')
 
@@ -400,3 +402,38 @@ def test_coordinates_channels_and_areas(model, tmp_path):
         assert int(pixels) == count
         assert float(share) == pytest.approx(count / bare.size, abs=1e-6)
         assert float(metres) == pytest.approx(count * 6 * 0.3048006096**2)
+
+
+def test_little_of_a_wide_raster_is_held_beside_the_bands():
+    """At most 16 MiB of pixels, or a row."""
+    for width, channels, dtype in (
+        (10**6, 4, 'u2'),
+        (10**8, 3, 'u1'),
+        (9, 1, 'u1'),
+    ):
+        meta = RasterMeta(700, width, channels, np.dtype(dtype))
+        strips = strips_of(SimpleNamespace(meta=meta))
+        row = width * channels * meta.dtype.itemsize
+        assert all(s.num_rows * row <= max(2**24, row) for s in strips)
+        assert strips[0].start == 0 and strips[-1].stop == 700
+
+
+def test_validity_is_scanned_twice_at_most(model, tmp_path, monkeypatch):
+    """Once for its extent and once for its tokens, with --verify too."""
+    pixels = picture(64, 40).astype(np.float32)
+    pixels[:9] = np.nan
+    np.save(tmp_path / 'a.npy', pixels)
+    looked_at = []
+    with open_raster(tmp_path / 'a.npy') as reader:
+        plain = reader.read_valid
+        monkeypatch.setattr(
+            reader,
+            'read_valid',
+            lambda window: looked_at.append(window.height) or plain(window),
+        )
+        result = infer_large_image(
+            model, reader, tmp_path / 'out', verify=8, band_rows=3
+        )
+    assert result.difference < 1e-4
+    # Both scans; with the pixels that are embedded, twice; with the classes.
+    assert sum(looked_at) == 64 + 55 + 2 * 55 + 55

@@ -39,7 +39,9 @@ def test_parse_bytes(text, size):
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize('text', ['', 'much', '4 parsec', '-1', '0', '1.2.3B'])
+@pytest.mark.parametrize(
+    'text', ['', 'much', '4 parsec', '-1', '0', '.', '1.2.3B', '0.1B', 'GiB']
+)
 def test_no_amount_of_memory(text):
     with pytest.raises(ValueError, match='is no amount of memory'):
         parse_bytes(text)
@@ -161,6 +163,21 @@ def test_networks_that_differ_are_told_apart(network):
     ]
     assert len({str(cost) for cost in costs}) == len(costs)
     assert measure(network, grid, 3) is costs[0]
+
+
+def test_the_importance_of_tokens_is_foreseen():
+    """It needs keys and factors of a whole band at once, not of a chunk."""
+    model = segmentor('neumann', 'mlp')
+    model.backbone.layers[-1].attn.op.with_importance = True
+    network, grid = SegmentorNetwork(model), Grid(1024, 4096, 8)
+    plain, ranked = (
+        measure(network, grid, 3, ranked=ranked) for ranked in (False, True)
+    )
+    # Of the sweep before decoding, in bands of three rows.
+    before, after = (cost.sweep_bytes[1][-2] for cost in (plain, ranked))
+    factors = 3 * 512 * 3 * 32 * 4
+    assert after > before and after > 2 * factors
+    assert ranked.flops(32, 128) > plain.flops(32, 128)
 
 
 def test_many_classes_do_not_make_large_pieces():

@@ -276,6 +276,9 @@ def test_on_a_gpu(attention):
     valid = torch.rand(123, 67) < 0.9
     whole = run_whole(SegmentorNetwork(model), pixels, valid)
     logits = run_whole(
-        SegmentorNetwork(model.cuda()), pixels.cuda(), valid, band_rows=3
+        SegmentorNetwork(model.to('cuda')),
+        pixels.to('cuda'),
+        valid,
+        band_rows=3,
     )
     torch.testing.assert_close(logits.cpu(), whole, rtol=0, atol=1e-3)

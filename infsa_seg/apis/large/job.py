@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import hashlib
 import itertools
 import shutil
@@ -28,12 +29,12 @@ from torch import Tensor
 
 import infsa_seg
 from infsa_seg.execution import (
-    FileStore,
     Grid,
     Journal,
     Plan,
     RamStore,
     Streaming,
+    TokenStore,
     format_bytes,
     make_plan,
     matmul_rate,
@@ -119,7 +120,7 @@ class LargeJob:
         with ExitStack() as stack:
             self.outputs.open(stack, self.options.overwrite)
             if self.is_blank:
-                self.outputs.fill_blank()
+                self.outputs.finish()
                 return self._result(start, None)
             self._check_space()
             if on_plan is not None:
@@ -179,6 +180,7 @@ class LargeJob:
             band_rows=options.band_rows,
             chunk_tokens=self.chunk_tokens,
             masked=not meta.all_valid,
+            ranked=options.centrality,
         )
 
     @property
@@ -282,30 +284,30 @@ class LargeJob:
                 journal.end()
         return difference(first, self.outputs.kept)
 
+    @functools.cached_property
+    def _token_mask(self) -> Tensor | None:
+        """Which tokens have a valid pixel; every pixel is looked at."""
+        rows = self._known_plan.band_rows
+        return read_token_mask(self.image, self.grid, rows)
+
     def _streaming(
         self,
         band_rows: int,
         journal: Journal | None,
         on_band: Callable[[], None],
     ) -> Streaming:
-        shape = (self.grid.rows, self.grid.columns)
-        widths = {
-            'tokens': self.network.embed_dims,
-            'taps': self.network.tap_dims,
-        }
-        stores: dict[str, RamStore | FileStore] = {}
-        for kind, width in widths.items():
-            form = ((*shape, width), self.store_dtype)
+        def store(name: str, width: int) -> TokenStore:
+            shape = (self.grid.rows, self.grid.columns, width)
             if journal is None:
-                stores[kind] = RamStore(*form[0], form[1])
-            else:
-                stores[kind] = journal.store(kind, *form)
+                return RamStore(*shape, self.store_dtype)
+            return journal.store(name, shape, self.store_dtype)
+
         return Streaming(
             self.network,
             self.image,
-            read_token_mask(self.image, self.grid, band_rows),
-            stores['tokens'],
-            stores['taps'],
+            self._token_mask,
+            store('tokens', self.network.embed_dims),
+            store('taps', self.network.tap_dims),
             band_rows,
             self.device,
             self.dtype,
@@ -317,13 +319,10 @@ class LargeJob:
     def _scaled_importance(
         self, streaming: Streaming
     ) -> Callable[[Rows, Tensor], None]:
-        valid = streaming.valid
-        count = self.grid.rows * self.grid.columns
-        if valid is not None:
-            count = int(valid.sum())
+        valid, count = streaming.valid, streaming.num_tokens
 
         def sink(rows: Rows, values: Tensor) -> None:
-            values = values * count
+            values = values.cpu() * count
             if valid is not None:
                 values[~valid[slice(*rows)]] = torch.nan
             self.outputs.sink_importance(rows, values)

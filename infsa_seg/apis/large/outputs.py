@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from mmseg.evaluation import IoUMetric
 from torch import Tensor
 
 import infsa_seg
@@ -20,12 +19,12 @@ from infsa_seg.execution import Grid, Piece, classify, probabilities
 from infsa_seg.ops import Rows, bands_of
 from infsa_seg.raster import GeoTiffWriter, Window
 
+from ..areas import count_areas
 from ..pictures import Palette, write_overlay
 from .options import PROBS
-from .raster_image import RasterImage
+from .raster_image import RasterImage, rows_at_once, strips_of
 from .sources import Labels
 
-IGNORED = 255
 # Height and width at most of the picture to look at.
 _OVERVIEW = 2048
 # Rows that a writer gathers, and what GDAL keeps (see GeoTiffWriter).
@@ -106,7 +105,9 @@ class Outputs:
         if 'overview' in paths:
             self._overview = np.full(shape, self.nodata, self.dtype)
         self._writers: dict[str, GeoTiffWriter] = {}
-        self._rows_written: dict[str, int] = {'mask': 0, 'probs': 0}
+        self._rows_written: dict[str, int] = {}
+        # What stands where nothing is valid.
+        self._blanks = {'mask': self.nodata, 'probs': 0, 'centrality': np.nan}
 
     @property
     def pixel_bytes(self) -> int:
@@ -201,13 +202,11 @@ class Outputs:
         if self.probs is not None:
             shares = np.empty((*shape, self.num_channels), self.probs)
         for piece in self._keep(pieces):
-            row, col, logits = piece
-            height, width = logits.shape[1:]
-            top = row - rows.start
-            place = slice(top, top + height), slice(col, col + width)
-            classes[place] = classify(logits, self.threshold).cpu().numpy()
+            place = piece.place(rows.start)
+            found = classify(piece.logits, self.threshold)
+            classes[place] = found.cpu().numpy()
             if shares is not None:
-                values = probabilities(logits).cpu().numpy()
+                values = probabilities(piece.logits).cpu().numpy()
                 if self.probs == np.uint8:
                     values = np.rint(255 * values)
                 shares[place] = np.moveaxis(values, 0, 2)
@@ -222,36 +221,22 @@ class Outputs:
         self.counts += np.bincount(known, minlength=self.num_classes)
         self._measure(top, classes)
         self._decimate(top, classes)
-        self._write('mask', top, classes, self.nodata)
+        self._write('mask', top, classes)
         if shares is not None:
-            self._write('probs', top, shares, 0)
+            self._write('probs', top, shares)
 
     def sink_importance(self, rows: Rows, values: Tensor) -> None:
         """Take the importance of the tokens of a band; 1 is the average."""
-        writer = self._writers['centrality']
-        writer.write(rows.start, values.numpy().astype(np.float32))
+        self._write('centrality', rows.start, values.numpy())
 
     def finish(self) -> None:
-        """Fill up what lies below the valid part; draw the overview."""
-        meta = self.image.reader.meta
-        width = self.image.width
-        for kind, blank in (('mask', self.nodata), ('probs', 0)):
-            writer = self._writers.get(kind)
-            if writer is not None:
-                nothing = np.empty((0, width, writer.channels), writer.dtype)
-                self._write(kind, meta.height, nothing, blank)
+        """Fill up what was not valid; write the table and the overview."""
+        for kind, writer in self._writers.items():
+            self._skip_to(kind, writer.height)
         if 'areas' in self.paths:
             self._tabulate()
         if self._overview is not None:
             self._draw()
-
-    def fill_blank(self) -> None:
-        """Write files that say of every pixel that it is not valid."""
-        writer = self._writers.get('centrality')
-        if writer is not None:
-            shape = (writer.height, writer.width)
-            writer.write(0, np.full(shape, np.nan, np.float32))
-        self.finish()
 
     def keep_only(self, rows: Rows, pieces: Iterator[Piece]) -> None:
         """Take the logits of a band, and keep those of the strip."""
@@ -270,41 +255,47 @@ class Outputs:
                     self.kept.append(Piece(row, piece.col, part))
             yield piece
 
-    def _write(
-        self, kind: str, row: int, pixels: np.ndarray, blank: float
-    ) -> None:
+    def _write(self, kind: str, row: int, pixels: np.ndarray) -> None:
         """Write rows of the valid part, and what lies around and above."""
+        self._skip_to(kind, row)
         writer = self._writers[kind]
-        shape = (writer.width, *pixels.shape[2:])
-        done = self._rows_written[kind]
-        for gap in bands_of(row - done, _TILE):
-            empty = np.full((gap.num_rows, *shape), blank, writer.dtype)
-            writer.write(done + gap.start, empty)
         if pixels.shape[1] != writer.width:
             left = self.image.window.col
-            full = np.full((len(pixels), *shape), blank, writer.dtype)
-            full[:, left : left + pixels.shape[1]] = pixels
+            full = self._blank_rows(kind, len(pixels))
+            full[:, left : left + pixels.shape[1]] = pixels.reshape(
+                *pixels.shape[:2], -1
+            )
             pixels = full
         writer.write(row, pixels)
         self._rows_written[kind] = row + len(pixels)
+
+    def _skip_to(self, kind: str, row: int) -> None:
+        """Write rows without a valid pixel, up to some row."""
+        done = self._rows_written.get(kind, 0)
+        row_bytes = self._blank_rows(kind, 1).nbytes
+        for gap in bands_of(row - done, rows_at_once(row_bytes)):
+            blank = self._blank_rows(kind, gap.num_rows)
+            self._writers[kind].write(done + gap.start, blank)
+        self._rows_written[kind] = row
+
+    def _blank_rows(self, kind: str, num_rows: int) -> np.ndarray:
+        writer = self._writers[kind]
+        shape = (num_rows, writer.width, writer.channels)
+        return np.full(shape, self._blanks[kind], writer.dtype)
 
     def _measure(self, top: int, classes: np.ndarray) -> None:
         if self.labels is None:
             return
         left, width = self.image.window.col, self.image.width
         window = Window(top, left, len(classes), width)
-        label = self.labels.read_labels(window).astype(np.int64)
-        label[label >= self.num_classes] = IGNORED
-        label[classes == self.nodata] = IGNORED
-        areas = IoUMetric.intersect_and_union(
+        areas = count_areas(
             torch.from_numpy(classes.astype(np.int64)),
-            torch.from_numpy(label),
+            torch.from_numpy(self.labels.read_labels(window).astype(np.int64)),
             self.num_classes,
-            IGNORED,
         )
         if self.areas:
             areas = [a + b for a, b in zip(self.areas, areas, strict=True)]
-        self.areas = list(areas)
+        self.areas = areas
 
     def _decimate(self, top: int, classes: np.ndarray) -> None:
         if self._overview is None:
@@ -336,7 +327,7 @@ class Outputs:
         reader, step = self.image.reader, self._step
         meta = reader.meta
         picture = np.empty((*self._overview.shape, meta.channels), meta.dtype)
-        for strip in bands_of(meta.height, _TILE):
+        for strip in strips_of(reader):
             first = -(-strip.start // step)
             rows = range(first * step, strip.stop, step)
             if len(rows):
@@ -360,18 +351,18 @@ def difference(one: list[Piece], other: list[Piece]) -> float:
         one, other (list[Piece]): They cover the same pixels, cut differently.
     """
     assert one and other
-    first = min((piece.row, piece.col) for piece in one)
+    first = min(piece.row for piece in one)
     planes = []
     for pieces in (one, other):
-        below = max(p.row + p.logits.shape[1] for p in pieces)
-        right = max(p.col + p.logits.shape[2] for p in pieces)
+        rows, cols = zip(*(p.place(first) for p in pieces), strict=True)
         plane = torch.empty(
-            len(pieces[0].logits), below - first[0], right - first[1]
+            len(pieces[0].logits),
+            max(part.stop for part in rows),
+            max(part.stop for part in cols),
         )
-        for row, col, logits in pieces:
-            top, left = row - first[0], col - first[1]
-            height, width = logits.shape[1:]
-            plane[:, top : top + height, left : left + width] = logits
+        for piece in pieces:
+            down, across = piece.place(first)
+            plane[:, down, across] = piece.logits
         planes.append(plane)
     return float((planes[0] - planes[1]).abs().max())
 

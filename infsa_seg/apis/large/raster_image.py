@@ -14,8 +14,8 @@ from torch import Tensor
 from infsa_seg.ops import Rows, bands_of
 from infsa_seg.raster import RasterReader, Window
 
-# Rows of pixels that are looked at at once for validity.
-_STRIP = 256
+# Of pixels that are looked at at once, beside what bands are planned for.
+_STRIP_BYTES = 2**24
 
 
 class RasterImage:
@@ -96,6 +96,18 @@ class RasterImage:
         return Window(top + rows.start, left, rows.num_rows, width)
 
 
+def rows_at_once(row_bytes: int) -> int:
+    """As many rows as take little memory, at least one."""
+    return max(_STRIP_BYTES // row_bytes, 1)
+
+
+def strips_of(reader: RasterReader) -> list[Rows]:
+    """The rows of a raster, so few at once that they take little memory."""
+    meta = reader.meta
+    row_bytes = meta.width * meta.channels * meta.dtype.itemsize
+    return bands_of(meta.height, rows_at_once(row_bytes))
+
+
 def valid_window(reader: RasterReader) -> Window | None:
     """The smallest window with every valid pixel; None if there is none.
 
@@ -104,7 +116,7 @@ def valid_window(reader: RasterReader) -> Window | None:
     height, width = reader.meta.height, reader.meta.width
     columns = np.zeros(width, bool)
     rows = np.zeros(height, bool)
-    for strip in bands_of(height, _STRIP):
+    for strip in strips_of(reader):
         window = Window(strip.start, 0, strip.num_rows, width)
         valid = reader.read_valid(window)
         if valid is None:
