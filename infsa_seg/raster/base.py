@@ -35,13 +35,13 @@ class WindowReader(ABC):
         self.path = path
         # Of the window read last: it fell off on the way to the pixels, and
         # would cost a second decoding.
-        self._kept: tuple[Window, np.ndarray | None] | None = None
+        self._kept: tuple[Window, int, np.ndarray | None] | None = None
 
     def read(self, window: Window, level: int = 0) -> np.ndarray:
         """As :meth:`.reader.RasterReader.read` has it."""
         self._check(window, level)
-        pixels, valid = self._load(window)
-        self._kept = window, valid
+        pixels, valid = self._load(window, level)
+        self._kept = window, level, valid
         return pixels
 
     def read_valid(self, window: Window, level: int = 0) -> np.ndarray | None:
@@ -50,13 +50,15 @@ class WindowReader(ABC):
         if self.meta.all_valid:
             return None
         kept, self._kept = self._kept, None
-        if kept is not None and kept[0] == window:
-            return kept[1]
-        return self._load(window)[1]
+        if kept is not None and kept[:2] == (window, level):
+            return kept[2]
+        return self._load(window, level)[1]
 
     @abstractmethod
-    def _load(self, window: Window) -> tuple[np.ndarray, np.ndarray | None]:
-        """Read a window that lies in the picture.
+    def _load(
+        self, window: Window, level: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Read a window that lies in the picture, at a level that it has.
 
         Returns:
             The pixels (height, width, channels), contiguous and the caller's
@@ -85,9 +87,13 @@ class WindowReader(ABC):
         return {**self.__dict__, '_kept': None}
 
     def _check(self, window: Window, level: int) -> None:
-        if level != 0:
-            raise ValueError(f'{self.path}: has no level {level}; use 0')
-        size = self.meta.height, self.meta.width
+        sizes = self.meta.level_sizes
+        if not 0 <= level < len(sizes):
+            raise ValueError(
+                f'{self.path}: has no level {level}; use 0'
+                + (f' to {len(sizes) - 1}' if len(sizes) > 1 else '')
+            )
+        size = sizes[level]
         if min(window[2:]) < 1 or window.clip(*size) != window:
             raise ValueError(
                 f'{self.path}: a window of {window.height}x{window.width} at '

@@ -85,7 +85,9 @@ class GdalReader(WindowReader):
             self._pid = os.getpid()
         return self._dataset
 
-    def _load(self, window: Window) -> tuple[np.ndarray, np.ndarray | None]:
+    def _load(
+        self, window: Window, level: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         dataset = self._open()
         with naming(self.path, _DAMAGED), quiet_gdal() as rasterio:
             place = rasterio.windows.Window(

@@ -26,6 +26,10 @@ class RasterMeta:
         block_rows: height of the blocks (tiles or strips) that the file is
             made of. Bands of a multiple of this decode each block once.
         georeference: where on earth it lies, if it is known.
+        level_sizes: (height, width) of each level of a pyramid, the full
+            resolution first. Every level covers the whole picture.
+        mpp: micrometres per pixel of the full resolution, down and across,
+            if the file says so.
     """
 
     height: int
@@ -37,6 +41,13 @@ class RasterMeta:
     nbytes_resident: int = 0
     block_rows: int = 1
     georeference: Georeference | None = None
+    level_sizes: tuple[tuple[int, int], ...] = ()
+    mpp: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.level_sizes:
+            size = (self.height, self.width)
+            object.__setattr__(self, 'level_sizes', (size,))
 
     @property
     def all_valid(self) -> bool:

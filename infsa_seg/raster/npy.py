@@ -57,7 +57,9 @@ class NpyReader(WindowReader):
             array: np.ndarray = np.load(self.path, mmap_mode='r')
             return array
 
-    def _load(self, window: Window) -> tuple[np.ndarray, np.ndarray | None]:
+    def _load(
+        self, window: Window, level: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         array = self._map()[window.slices]
         pixels = np.array(array, self.meta.dtype, order='C')
         pixels = pixels.reshape(window.height, window.width, -1)

@@ -47,7 +47,9 @@ class PictureReader(WindowReader):
             nbytes_resident=self._pixels.nbytes,
         )
 
-    def _load(self, window: Window) -> tuple[np.ndarray, np.ndarray | None]:
+    def _load(
+        self, window: Window, level: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         if self._pixels is None:
             self._pixels = self._decode()
         stored = self._pixels[window.slices]

@@ -31,8 +31,9 @@ class RasterReader(Protocol):
         """Read pixels.
 
         Args:
-            window: What to read; it must lie within the picture.
-            level: Of a pyramid, 0 being the full resolution.
+            window: What to read, in pixels of the level; it must lie within
+                the picture.
+            level: Of ``meta.level_sizes``, 0 being the full resolution.
 
         Returns:
             (height, width, channels) in the file's own type; three channels

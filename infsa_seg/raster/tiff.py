@@ -94,7 +94,9 @@ class TiffReader(WindowReader):
             georeference=read_georeference(path),
         )
 
-    def _load(self, window: Window) -> tuple[np.ndarray, np.ndarray | None]:
+    def _load(
+        self, window: Window, level: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         if self._file is None or self._pid != os.getpid():
             self._picture, self._mask = self._open()
         with naming(self.path, _DAMAGED), _quiet():
