@@ -10,9 +10,12 @@ from torch import Tensor
 
 from infsa_seg.ops import Rows, bands_of
 
+# Columns without a valid token that are worth a cut.
+_GAP = 32
+
 
 class Image(Protocol):
-    """An image that is read by rows and never all at once.
+    """An image that is read in parts and never all at once.
 
     Attributes:
         height, width: in pixels.
@@ -21,15 +24,15 @@ class Image(Protocol):
     height: int
     width: int
 
-    def read(self, rows: Rows) -> Tensor:
-        """Pixel rows, float (1, channels, rows.num_rows, width), normalised.
+    def read(self, rows: Rows, columns: Rows) -> Tensor:
+        """Pixels, float (1, channels, rows, columns), normalised.
 
         What invalid pixels hold does not matter.
         """
         ...
 
-    def read_valid(self, rows: Rows) -> Tensor | None:
-        """Bool (rows.num_rows, width), False where a pixel is not to count.
+    def read_valid(self, rows: Rows, columns: Rows) -> Tensor | None:
+        """Bool (rows, columns), False where a pixel is not to count.
 
         None where every pixel of the image counts.
         """
@@ -65,6 +68,13 @@ class Grid(NamedTuple):
             min(rows.stop * self.patch_size, self.height),
         )
 
+    def pixel_columns(self, columns: Rows) -> Rows:
+        """The pixel columns of some token columns."""
+        return Rows(
+            columns.start * self.patch_size,
+            min(columns.stop * self.patch_size, self.width),
+        )
+
 
 def read_token_mask(image: Image, grid: Grid, band_rows: int) -> Tensor | None:
     """Which tokens have a valid pixel.
@@ -78,12 +88,36 @@ def read_token_mask(image: Image, grid: Grid, band_rows: int) -> Tensor | None:
         Bool (rows, columns), or None where every token has.
     """
     mask = torch.ones(grid.rows, grid.columns, dtype=torch.bool)
+    columns = Rows(0, grid.width)
     for rows in bands_of(grid.rows, band_rows):
-        valid = image.read_valid(grid.pixel_rows(rows))
+        valid = image.read_valid(grid.pixel_rows(rows), columns)
         if valid is None:
             return None
         mask[slice(*rows)] = any_valid(valid, grid.patch_size)
     return None if mask.all() else mask
+
+
+def valid_runs(valid: Tensor) -> list[Rows]:
+    """The columns of a band in which a token is valid.
+
+    Args:
+        valid: bool (rows, columns).
+
+    Returns:
+        Ranges of columns with wide gaps between them, from the left; none
+        where nothing is valid.
+    """
+    columns = valid.any(0).nonzero()[:, 0]
+    if not len(columns):
+        return []
+    # The last columns before a gap.
+    ends = (columns.diff() > _GAP).nonzero()[:, 0]
+    starts = [0, *(ends + 1).tolist()]
+    stops = [*ends.tolist(), len(columns) - 1]
+    return [
+        Rows(int(columns[first]), int(columns[last]) + 1)
+        for first, last in zip(starts, stops, strict=True)
+    ]
 
 
 def any_valid(valid: Tensor, patch_size: int) -> Tensor:

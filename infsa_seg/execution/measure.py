@@ -25,6 +25,9 @@ from .streaming import Streaming
 from .sweeps import Sweep, split_sweeps
 from .token_store import TokenStore
 
+# Distance of invalid tokens where there may be any.
+_EVERY = 1024
+
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
@@ -129,7 +132,8 @@ def _measure_bands(
     valid = None
     if masked:
         valid = torch.ones(grid.rows, grid.columns, dtype=torch.bool)
-        valid[:, 0] = False
+        # Between valid ones, for the ends would be cut off.
+        valid[:, 1 : grid.columns - 1 : _EVERY] = False
     tracker = _Tracker(_weights(network))
     shape = (grid.rows, grid.columns)
     streaming = Streaming(
@@ -270,22 +274,22 @@ class _NoImage:
     def __init__(self, height: int, width: int, channels: int) -> None:
         self.height, self.width, self.channels = height, width, channels
 
-    def read(self, rows: Rows) -> Tensor:
-        shape = (1, self.channels, rows.num_rows, self.width)
+    def read(self, rows: Rows, columns: Rows) -> Tensor:
+        shape = (1, self.channels, rows.num_rows, columns.num_rows)
         return torch.empty(shape, device='meta')
 
-    def read_valid(self, rows: Rows) -> Tensor | None:
+    def read_valid(self, rows: Rows, columns: Rows) -> Tensor | None:
         return None
 
 
 class _NoStore(TokenStore):
     """A store without numbers."""
 
-    def read(self, rows: Rows) -> Tensor:
-        shape = (1, rows.num_rows, *self.shape[1:])
+    def read(self, rows: Rows, columns: Rows) -> Tensor:
+        shape = (1, rows.num_rows, columns.num_rows, self.shape[2])
         return torch.empty(shape, dtype=self.dtype, device='meta')
 
-    def write(self, rows: Rows, x: Tensor) -> None:
+    def write(self, rows: Rows, columns: Rows, x: Tensor) -> None:
         pass
 
     def flip(self) -> None:

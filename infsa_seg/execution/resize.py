@@ -41,36 +41,41 @@ class Piece(NamedTuple):
 
 
 def resize_in_pieces(
-    logits: Tensor, grown: Rows, band: Rows, grid: Grid, stride: Fraction
+    logits: Tensor,
+    grown: tuple[Rows, Rows],
+    wanted: tuple[Rows, Rows],
+    grid: Grid,
+    stride: Fraction,
 ) -> Iterator[Piece]:
-    """Resize the logits of a band bilinearly, as those of the whole image.
+    """Resize logits of a part bilinearly, as those of the whole image.
 
     Args:
         logits: (1, classes, height, width), one per ``stride`` pixels.
-        grown: the token rows that they cover.
-        band: the token rows that are wanted.
+        grown: the token rows and columns that they cover.
+        wanted: the token rows and columns that are wanted.
         grid: of the image, beyond whose last pixels nothing is wanted.
         stride: in pixels.
 
     Yields:
-        Pieces that cover the band once.
+        Pieces that cover the wanted tokens once.
     """
     # Nearly square, for the fewest neighbours.
     tokens = max(_PIECE // (logits.shape[1] * grid.patch_size**2), 1)
+    band, run = wanted
     rows = min(math.isqrt(tokens), band.num_rows)
-    columns = min(tokens // rows, grid.columns)
+    columns = min(tokens // rows, run.num_rows)
     for top in range(band.start, band.stop, rows):
         down = _Part(
             Rows(top, min(top + rows, band.stop)),
-            grown,
+            grown[0],
             grid.patch_size,
             stride,
             grid.height,
         )
-        for left in range(0, grid.columns, columns):
+        for left in range(run.start, run.stop, columns):
             across = _Part(
-                Rows(left, min(left + columns, grid.columns)),
-                Rows(0, grid.columns),
+                Rows(left, min(left + columns, run.stop)),
+                grown[1],
                 grid.patch_size,
                 stride,
                 grid.width,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from infsa_seg.layers.protocol import BandNetwork, GlobalOp, LocalOp, Tap
 from infsa_seg.ops import Context, Rows, bands_of
 
-from .bands import Grid, Image
+from .bands import Grid, Image, valid_runs
 from .resize import Piece, resize_in_pieces
 from .resume import Journal, Progress
 from .sweeps import Sweep, split_sweeps
@@ -26,7 +26,8 @@ from .token_store import TokenStore
 _CPU = torch.device('cpu')
 
 
-# Takes the pixel rows of a band and its logits, in pieces that cover it.
+# Takes the pixel rows of a band and its logits, in pieces that cover all
+# tokens that are valid.
 Sink = Callable[[Rows, Iterator[Piece]], None]
 # Takes token rows and the importance of each token, float32 (rows, columns),
 # on the device.
@@ -42,7 +43,8 @@ class Streaming:
         image: source of the pixels.
         valid: bool (rows, columns) of the tokens that have a valid pixel, of
             :func:`infsa_seg.execution.bands.read_token_mask`; None for all.
-            Others enter no state and have no influence on these.
+            Others enter no state and have no influence on these, and wide
+            areas of them are neither read nor computed.
         tokens: store of ``embed_dims`` channels.
         taps: store of ``tap_dims`` channels.
         band_rows: token rows of a band.
@@ -124,20 +126,26 @@ class Streaming:
 
     def _decode(self, sink: Sink, wanted: Rows) -> None:
         """Turn the stored taps into logits."""
-        network, grid = self.network, self.grid
         for band in self.bands:
             band = Rows(
                 max(band.start, wanted.start), min(band.stop, wanted.stop)
             )
             if band.num_rows > 0:
-                grown = band.grow(network.halo, grid.rows)
-                taps = self.taps.read(grown).to(self.device, self.dtype)
-                logits = network.decode(taps, self.mask(grown))
-                pieces = resize_in_pieces(
-                    logits, grown, band, grid, network.stride
-                )
-                sink(grid.pixel_rows(band), pieces)
+                sink(self.grid.pixel_rows(band), self._pieces(band))
             self.on_band()
+
+    def _pieces(self, band: Rows) -> Iterator[Piece]:
+        network, grid = self.network, self.grid
+        for run in self._runs(band):
+            grown = (
+                band.grow(network.halo, grid.rows),
+                run.grow(network.halo, grid.columns),
+            )
+            taps = self.taps.read(*grown).to(self.device, self.dtype)
+            logits = network.decode(taps, self.mask(*grown))
+            yield from resize_in_pieces(
+                logits, grown, (band, run), grid, network.stride
+            )
 
     def _context(self, progress: Progress) -> Context:
         """What is known of the image: from the phases done so far."""
@@ -166,63 +174,122 @@ class Streaming:
         if sweep.gather is not None:
             state = sweep.gather.init_state(1, sweep.phase, self.device)
             state = state.to(torch.float64)
-        above: Tensor | None = None
+        above = _RowsAbove(sweep.halo, self.grid.columns)
         for band in self.bands:
-            have = band.grow(sweep.halo, self.grid.rows)
-            x = self._load(sweep, Rows(band.start, have.stop))
-            if sweep.halo:
-                # The store may have overwritten the rows above already.
-                x = x if above is None else torch.cat([above, x], 1)
-                done = band.stop - have.start
-                above = x[:, max(done - sweep.halo, 0) : done]
+            ranks = None
             if importance is not None:
-                importance(band, self._rank(sweep, x, have, band, context))
-            work = _Band(self, sweep, context, state, band)
-            if sweep.halo:
-                work.run_rows(x, have)
-            else:
-                work.run_tokens(x)
-            state = work.state
-            if sweep.changes_tokens:
-                assert work.tokens is not None
-                self.tokens.write(band, work.tokens)
-            if sweep.has_taps:
-                taps = work.taps
-                assert taps is not None
-                if has_taps:
-                    taps = self.taps.read(band).to(taps.device) + taps
-                self.taps.write(band, taps)
+                shape = (band.num_rows, self.grid.columns)
+                ranks = torch.zeros(shape, device=self.device)
+            for run in self._runs(band):
+                have = Part(
+                    band.grow(sweep.halo, self.grid.rows),
+                    run.grow(sweep.halo, self.grid.columns),
+                )
+                x = self._load(
+                    sweep, Rows(band.start, have.rows.stop), have.columns
+                )
+                # The store may have overwritten the rows above already.
+                x = above.join(x, band.start - have.rows.start, have.columns)
+                work = _PartOfBand(
+                    self, sweep, context, state, Part(band, run), has_taps
+                )
+                above.keep(work.inside(x, have), run)
+                if ranks is not None:
+                    ranks[:, slice(*run)] = work.rank(work.inside(x, have))
+                work.run(x, have)
+                state = work.state
+            above.end_band(band)
+            if importance is not None and ranks is not None:
+                importance(band, ranks)
             self.on_band()
         return state
 
-    def _load(self, sweep: Sweep, rows: Rows) -> Tensor:
+    def _runs(self, band: Rows) -> list[Rows]:
+        """The columns of a band that are worth looking at."""
+        if self.valid is None:
+            return [Rows(0, self.grid.columns)]
+        return valid_runs(self.valid[slice(*band)])
+
+    def _load(self, sweep: Sweep, rows: Rows, columns: Rows) -> Tensor:
         if not sweep.embeds:
-            return self.tokens.read(rows).to(self.device, self.dtype)
-        pixel_rows = self.grid.pixel_rows(rows)
-        pixels = self.image.read(pixel_rows)
-        valid = self.image.read_valid(pixel_rows)
+            tokens = self.tokens.read(rows, columns)
+            return tokens.to(self.device, self.dtype)
+        place = self.grid.pixel_rows(rows), self.grid.pixel_columns(columns)
+        pixels = self.image.read(*place)
+        valid = self.image.read_valid(*place)
         if valid is not None:
             pixels = pixels.masked_fill(~valid.to(pixels.device), 0)
-        pixels = pixels.to(self.device, self.dtype)
-        return self.network.embed(pixels, rows.start, self.grid.rows)
+        return self.network.embed(
+            pixels.to(self.device, self.dtype),
+            (rows.start, columns.start),
+            (self.grid.rows, self.grid.columns),
+        )
 
-    def mask(self, rows: Rows) -> Tensor | None:
-        """The mask of token rows, (1, rows, columns); None if all count."""
-        if self.valid is None or self.valid[slice(*rows)].all():
+    def mask(self, rows: Rows, columns: Rows) -> Tensor | None:
+        """The mask of some tokens, (1, rows, columns); None if all count."""
+        if self.valid is None:
             return None
-        return self.valid[None, slice(*rows)].to(self.device)
-
-    def _rank(
-        self, sweep: Sweep, x: Tensor, have: Rows, band: Rows, context: Context
-    ) -> Tensor:
-        op = _first_global(sweep)
-        x, mask = x[:, band.within(have)], self.mask(band)
-        values = op.importance(x, context, mask)  # type: ignore[union-attr]
-        return values.float().mean(1).view(x.shape[1:3])
+        mask = self.valid[None, slice(*rows), slice(*columns)]
+        return None if mask.all() else mask.to(self.device)
 
 
-class _Band:
-    """A band on its way through a sweep."""
+class Part(NamedTuple):
+    """Tokens of a part of the image."""
+
+    rows: Rows
+    columns: Rows
+
+
+class _RowsAbove:
+    """The input of a sweep in the last rows above a band, for its halo.
+
+    Zero where no token is valid.
+
+    Args:
+        halo: how many rows.
+        columns: of the grid of tokens.
+    """
+
+    def __init__(self, halo: int, columns: int) -> None:
+        self.halo, self.columns = halo, columns
+        self._rows: Tensor | None = None
+        self._next: list[tuple[Rows, Tensor]] = []
+
+    def join(self, x: Tensor, num_rows: int, columns: Rows) -> Tensor:
+        """Put ``num_rows`` rows above ``x``, in its columns."""
+        if not num_rows:
+            return x
+        above = x.new_zeros(1, num_rows, *x.shape[2:])
+        if self._rows is not None:
+            above = self._rows[:, -num_rows:, slice(*columns)]
+        return torch.cat([above, x], 1)
+
+    def keep(self, x: Tensor, columns: Rows) -> None:
+        """Note a part of the band that will be above the next one."""
+        if self.halo:
+            self._next.append((columns, x[:, -self.halo :].clone()))
+
+    def end_band(self, band: Rows) -> None:
+        """Go on to the next band."""
+        if not self.halo:
+            return
+        new = min(band.num_rows, self.halo)
+        old, parts = self._rows, self._next
+        self._rows, self._next = None, []
+        if old is None and not parts:
+            return
+        like = parts[0][1] if parts else old
+        assert like is not None
+        shape = (1, self.halo, self.columns, like.shape[3])
+        self._rows = like.new_zeros(shape)
+        if old is not None:
+            self._rows[:, : self.halo - new] = old[:, new:]
+        for columns, x in parts:
+            self._rows[:, -new:, slice(*columns)] = x
+
+
+class _PartOfBand:
+    """A part of a band on its way through a sweep."""
 
     def __init__(
         self,
@@ -230,40 +297,70 @@ class _Band:
         sweep: Sweep,
         context: Context,
         state: Any,
-        band: Rows,
+        part: Part,
+        has_taps: bool,
     ) -> None:
         self.streaming = streaming
         self.sweep = sweep
         self.context = context
         self.state = state
-        self.band = band
-        # What the band leaves: its tokens, and what its taps contribute.
+        self.part = part
+        self.has_taps = has_taps
+        # What it leaves: its tokens, and what its taps contribute.
         self.tokens: Tensor | None = None
         self.taps: Tensor | None = None
 
-    def run_rows(self, x: Tensor, have: Rows) -> None:
-        """Run steps that need rows around: ``x`` holds the rows ``have``."""
+    def inside(self, x: Tensor, have: Part) -> Tensor:
+        """The part itself of tokens that cover more, (B, rows, columns)."""
+        rows, columns = self.part
+        return x[:, rows.within(have.rows), columns.within(have.columns)]
+
+    def run(self, x: Tensor, have: Part) -> None:
+        """Go through the sweep, and write to the stores.
+
+        Args:
+            x: tokens that cover ``have``, the part with its halo.
+            have: of the image.
+        """
+        if self.sweep.halo:
+            self._run_rows(x, have)
+        else:
+            self._run_tokens(x)
+        streaming = self.streaming
+        if self.sweep.changes_tokens:
+            assert self.tokens is not None
+            streaming.tokens.write(*self.part, self.tokens)
+        if self.sweep.has_taps:
+            taps = self.taps
+            assert taps is not None
+            if self.has_taps:
+                taps = streaming.taps.read(*self.part).to(taps.device) + taps
+            streaming.taps.write(*self.part, taps)
+
+    def rank(self, x: Tensor) -> Tensor:
+        """The importance of each token, (rows, columns)."""
+        op = _first_global(self.sweep)
+        mask = self.streaming.mask(*self.part)
+        values = op.importance(x, self.context, mask)  # type: ignore[union-attr]
+        return values.float().mean(1).view(x.shape[1:3])
+
+    def _run_rows(self, x: Tensor, have: Part) -> None:
+        """Run steps that look at tokens around; those use up rows of x."""
         total = self.streaming.grid.rows
-        mask = self.streaming.mask(have)
-        valid = self.streaming.valid
-        if valid is not None and not valid[slice(*have)].any():
-            x = x[:, self.band.within(have)]
-            self.tokens = torch.zeros_like(x)
-            width = self.streaming.network.tap_dims
-            self.taps = x.new_zeros(*x.shape[:3], width)
-            return
+        rows, columns = have
+        mask = self.streaming.mask(*have)
         for step in self.sweep.steps:
             if isinstance(step, GlobalOp):
                 x = step.attend(x, self.context)
             elif isinstance(step, Tap):
-                self._add(step.project(x[:, self.band.within(have)]))
+                self._add(step.project(self.inside(x, Part(rows, columns))))
             else:
                 assert isinstance(step, LocalOp)
-                rows = Rows(
-                    have.start + (step.halo if have.start else 0),
-                    have.stop - (step.halo if have.stop < total else 0),
+                left = Rows(
+                    rows.start + (step.halo if rows.start else 0),
+                    rows.stop - (step.halo if rows.stop < total else 0),
                 )
-                inner = rows.within(have)
+                inner = left.within(rows)
 
                 def halo(
                     _: Tensor, n: int, x: Tensor = x, inner: slice = inner
@@ -271,12 +368,12 @@ class _Band:
                     return x[:, : inner.start], x[:, inner.stop :]
 
                 x = step(x[:, inner], halo=halo, valid=mask)
-                have = rows
+                rows = left
                 if mask is not None:
                     mask = mask[:, inner]
-        x = x[:, self.band.within(have)]
+        x = self.inside(x, Part(rows, columns))
+        mask = self.streaming.mask(*self.part)
         if mask is not None:
-            mask = mask[:, self.band.within(have)]
             x = x.masked_fill(~mask[..., None], 0)
         if self.sweep.gather is not None:
             self.state = self.sweep.gather.accumulate(
@@ -284,20 +381,19 @@ class _Band:
             )
         self.tokens = x
 
-    def run_tokens(self, x: Tensor) -> None:
+    def _run_tokens(self, x: Tensor) -> None:
         """Run steps that look at one token each, invalid ones left out."""
         flat = x.flatten(1, 2)
         places: Tensor | None = None
         if self.streaming.valid is not None:
-            mask = self.streaming.valid[slice(*self.band)].flatten()
+            rows, columns = (slice(*some) for some in self.part)
+            mask = self.streaming.valid[rows, columns].flatten()
             if not mask.all():
                 places = mask.nonzero()[:, 0].to(x.device)
                 flat = flat[:, places]
         tokens: list[Tensor] = []
         taps: list[Tensor] = []
         for chunk in torch.split(flat, self.streaming.chunk_tokens, 1):
-            if not chunk.shape[1]:
-                continue
             self.taps = None
             tokens.append(self._run_chunk(chunk[:, None])[:, 0])
             if self.taps is not None:
@@ -333,7 +429,7 @@ def _put_back(
     parts: list[Tensor], places: Tensor | None, like: Tensor, width: int
 ) -> Tensor:
     """Chunks (1, n, width) as a band shaped like another; zeros elsewhere."""
-    flat = torch.cat([like.new_empty(1, 0, width), *parts], 1)
+    flat = torch.cat(parts, 1)
     if places is not None:
         full = like.new_zeros(1, like.shape[1] * like.shape[2], width)
         full[:, places] = flat

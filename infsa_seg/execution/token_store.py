@@ -15,11 +15,12 @@ from infsa_seg.ops import Rows
 
 
 class TokenStore(abc.ABC):
-    """Rows of tokens, read and written by band, (1, rows, columns, width).
+    """Tokens that are read and written in parts, (1, rows, columns, width).
 
     A sweep reads what the last one wrote: :meth:`flip` ends a sweep. A reader
     keeps the rows above its band itself, as the sweep may have overwritten
-    them already.
+    them already. Tokens that no sweep writes are zero, and take no memory
+    and hardly any time.
 
     Args:
         rows, columns: the grid of tokens.
@@ -40,16 +41,16 @@ class TokenStore(abc.ABC):
         return rows * columns * width * self.dtype.itemsize
 
     @abc.abstractmethod
-    def read(self, rows: Rows) -> Tensor:
-        """Rows that the last sweep wrote."""
+    def read(self, rows: Rows, columns: Rows) -> Tensor:
+        """Tokens that the last sweep wrote."""
 
     @abc.abstractmethod
-    def write(self, rows: Rows, x: Tensor) -> None:
-        """Rows for the next sweep."""
+    def write(self, rows: Rows, columns: Rows, x: Tensor) -> None:
+        """Tokens for the next sweep."""
 
     @abc.abstractmethod
     def flip(self) -> None:
-        """End a sweep that has written every row."""
+        """End a sweep; all of them write the same tokens."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -63,15 +64,15 @@ class RamStore(TokenStore):
         self, rows: int, columns: int, width: int, dtype: torch.dtype
     ) -> None:
         super().__init__(rows, columns, width, dtype)
-        self._tokens: Tensor | None = torch.empty(self.shape, dtype=dtype)
+        self._tokens: Tensor | None = torch.zeros(self.shape, dtype=dtype)
 
-    def read(self, rows: Rows) -> Tensor:
+    def read(self, rows: Rows, columns: Rows) -> Tensor:
         assert self._tokens is not None
-        return self._tokens[None, slice(*rows)].clone()
+        return self._tokens[None, slice(*rows), slice(*columns)].clone()
 
-    def write(self, rows: Rows, x: Tensor) -> None:
+    def write(self, rows: Rows, columns: Rows, x: Tensor) -> None:
         assert self._tokens is not None
-        self._tokens[slice(*rows)] = x[0]
+        self._tokens[slice(*rows), slice(*columns)] = x[0]
 
     def flip(self) -> None:
         pass
@@ -112,11 +113,13 @@ class FileStore(TokenStore):
             for file in self.paths:
                 _reserve(file, self.nbytes)
 
-    def read(self, rows: Rows) -> Tensor:
-        return self._map(self.current, rows, 'r').clone()
+    def read(self, rows: Rows, columns: Rows) -> Tensor:
+        tokens = self._map(self.current, rows, 'r')
+        return tokens[:, :, slice(*columns)].clone()
 
-    def write(self, rows: Rows, x: Tensor) -> None:
-        self._map(1 - self.current, rows, 'r+').copy_(x)
+    def write(self, rows: Rows, columns: Rows, x: Tensor) -> None:
+        tokens = self._map(1 - self.current, rows, 'r+')
+        tokens[:, :, slice(*columns)] = x
 
     def flip(self) -> None:
         # What a journal says of the tokens must hold after a crash.

@@ -31,13 +31,15 @@ class TensorImage:
         self.valid = valid
         self.height, self.width = pixels.shape[2:]
 
-    def read(self, rows: Rows) -> Tensor:
+    def read(self, rows: Rows, columns: Rows) -> Tensor:
         """See :class:`infsa_seg.execution.bands.Image`."""
-        return self.pixels[:, :, slice(*rows)]
+        return self.pixels[:, :, slice(*rows), slice(*columns)]
 
-    def read_valid(self, rows: Rows) -> Tensor | None:
+    def read_valid(self, rows: Rows, columns: Rows) -> Tensor | None:
         """See :class:`infsa_seg.execution.bands.Image`."""
-        return None if self.valid is None else self.valid[slice(*rows)]
+        if self.valid is None:
+            return None
+        return self.valid[slice(*rows), slice(*columns)]
 
 
 def run_bands(
@@ -89,9 +91,9 @@ def run_whole(
         network, pixels, valid, **kwargs: as for :func:`run_bands`.
 
     Returns:
-        float32 (classes, height, width).
+        float32 (classes, height, width); zero where no token is valid.
     """
-    logits = pixels.new_empty(
+    logits = pixels.new_zeros(
         network.num_classes, *pixels.shape[2:], dtype=torch.float32
     )
 

@@ -40,26 +40,24 @@ def cubic_weights(
 
 
 def resample_grid(
-    grid: Tensor, num_rows: int, num_columns: int, rows: Rows
+    grid: Tensor, size: tuple[int, int], rows: Rows, columns: Rows
 ) -> Tensor:
-    """Bicubic resampling of a grid, only the rows that are asked for.
+    """Bicubic resampling of a grid, only the part that is asked for.
 
     Args:
         grid: (g_rows, g_columns, C).
-        num_rows, num_columns: size of the target grid.
-        rows: rows of the target grid to return.
+        size: rows and columns of the target grid.
+        rows, columns: those of the target grid to return.
 
     Returns:
-        (rows.num_rows, num_columns, C) in float32 or better; the grid
-        itself where the sizes agree.
+        (rows, columns, C) in float32 or better; the grid itself where the
+        sizes agree.
     """
     grid = grid.to(sum_dtype(grid.dtype))
-    if tuple(grid.shape[:2]) == (num_rows, num_columns):
-        return grid[slice(*rows)]
-    down = cubic_weights(grid.shape[0], num_rows, rows, grid)
-    right = cubic_weights(
-        grid.shape[1], num_columns, Rows(0, num_columns), grid
-    )
+    if tuple(grid.shape[:2]) == size:
+        return grid[slice(*rows), slice(*columns)]
+    down = cubic_weights(grid.shape[0], size[0], rows, grid)
+    right = cubic_weights(grid.shape[1], size[1], columns, grid)
     # The rows first: a band never meets the full-size grid.
     return right @ torch.einsum('rg,gkc->rkc', down, grid)
 
@@ -84,19 +82,26 @@ class PositionEmbedding(nn.Module):
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def forward(
-        self, x: Tensor, start: int = 0, num_rows: int | None = None
+        self,
+        x: Tensor,
+        first: tuple[int, int] = (0, 0),
+        size: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Add the positions of a band.
+        """Add the positions of a part of the grid.
 
         Args:
             x: (B, rows, columns, C).
-            start: row of the whole grid at which the band starts.
-            num_rows: rows of the whole grid; None where x is all of it.
+            first: row and column of the whole grid at which the part starts.
+            size: rows and columns of the whole grid; None where x is all of
+                it.
         """
-        rows = Rows(start, start + x.shape[1])
-        total = x.shape[1] if num_rows is None else num_rows
+        shape = (x.shape[1], x.shape[2])
+        rows, columns = (
+            Rows(start, start + count)
+            for start, count in zip(first, shape, strict=True)
+        )
         with no_autocast(x.device):
-            position = resample_grid(self.weight, total, x.shape[2], rows)
+            position = resample_grid(self.weight, size or shape, rows, columns)
         return x + position.to(x.dtype)
 
     def _load_from_state_dict(
@@ -112,6 +117,6 @@ class PositionEmbedding(nn.Module):
             and grid.shape != mine
         ):
             state_dict[key] = resample_grid(
-                grid, mine[0], mine[1], Rows(0, mine[0])
+                grid, (mine[0], mine[1]), Rows(0, mine[0]), Rows(0, mine[1])
             ).to(grid.dtype)
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -140,7 +140,7 @@ class BandNetwork(Protocol):
         num_classes: channels of the logits.
         stride: side in pixels of one place of the logits, which may be a
             fraction.
-        halo: token rows on each side that :meth:`decode` needs.
+        halo: tokens on each side that :meth:`decode` needs.
     """
 
     patch_size: int
@@ -150,13 +150,15 @@ class BandNetwork(Protocol):
     stride: Fraction
     halo: int
 
-    def embed(self, pixels: Tensor, start: int, num_rows: int) -> Tensor:
-        """Turn a band of pixels into tokens, (B, rows, columns, C).
+    def embed(
+        self, pixels: Tensor, first: tuple[int, int], size: tuple[int, int]
+    ) -> Tensor:
+        """Turn a part of an image into tokens, (B, rows, columns, C).
 
         Args:
             pixels: (B, channels, height, width), normalised.
-            start: token row of the image at which the band starts.
-            num_rows: token rows of the image.
+            first: token row and column of the image at which it starts.
+            size: token rows and columns of the image.
         """
         ...
 
@@ -168,7 +170,7 @@ class BandNetwork(Protocol):
         """Turn summed taps into logits.
 
         Args:
-            taps: (B, rows, columns, W), the band with its halo.
+            taps: (B, rows, columns, W), a part with its halo.
             valid: (B, rows, columns) bool; None for all. Invalid tokens have
                 no influence on the logits of others.
 

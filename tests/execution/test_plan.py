@@ -225,9 +225,9 @@ network = SegmentorNetwork(segmentor('neumann', ffn))
 
 class Zeros:
     height = width = size
-    def read(self, rows):
-        return torch.zeros(1, 3, rows.num_rows, self.width)
-    def read_valid(self, rows):
+    def read(self, rows, columns):
+        return torch.zeros(1, 3, rows.num_rows, columns.num_rows)
+    def read_valid(self, rows, columns):
         return None
 
 grid = Grid(size, size, 8)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from infsa_seg.execution import (
     FileStore,
@@ -12,6 +13,7 @@ from infsa_seg.execution import (
     RamStore,
     Streaming,
     TensorImage,
+    bands,
     read_token_mask,
     resize,
     run_bands,
@@ -48,10 +50,11 @@ def test_bands_equal_the_whole_image(attention, ffn):
     attention=st.sampled_from(VARIANTS),
     ffn=st.sampled_from(['mlp', 'dwconv']),
     num_upsamples=st.integers(0, 3),
-    share=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+    share=st.sampled_from([0.0, 0.002, 0.02, 0.5, 1.0]),
+    gap=st.sampled_from([1, 2, 32]),
 )
 def test_any_bands_of_any_image_with_any_mask(
-    height, width, band_rows, attention, ffn, num_upsamples, share
+    height, width, band_rows, attention, ffn, num_upsamples, share, gap
 ):
     """In float64 but for the resizing of the logits: 1e-5."""
     model = segmentor(attention, ffn, num_upsamples).double()
@@ -60,8 +63,12 @@ def test_any_bands_of_any_image_with_any_mask(
     if share == 0:
         valid = None
     network = SegmentorNetwork(model)
-    logits = run_whole(network, pixels, valid, band_rows=band_rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bands, '_GAP', gap)
+        logits = run_whole(network, pixels, valid, band_rows=band_rows)
     whole = forward(model, pixels, valid).float()
+    if valid is not None:
+        logits, whole = logits[:, valid], whole[:, valid]
     torch.testing.assert_close(logits, whole, rtol=0, atol=1e-5)
 
 
@@ -105,7 +112,7 @@ def test_invalid_pixels_hold_whatever_they_like(attention, ffn):
 @pytest.mark.parametrize('ffn', ['mlp', 'dwconv'])
 @pytest.mark.parametrize('attention', ['linear', 'neumann'])
 def test_masked_tokens_as_in_the_plain_forward(attention, ffn):
-    """1e-4; logits of hidden tokens come from those around, and agree too."""
+    """1e-4, where pixels are valid."""
     model = segmentor(attention, ffn)
     pixels = torch.randn(1, 3, 64, 72)
     valid = torch.ones(64, 72, dtype=torch.bool)
@@ -113,7 +120,7 @@ def test_masked_tokens_as_in_the_plain_forward(attention, ffn):
     valid[:, 64:] = False
     logits = run_whole(SegmentorNetwork(model), pixels, valid, band_rows=3)
     whole = forward(model, pixels, valid)
-    torch.testing.assert_close(logits, whole, **TOLERANCE)
+    torch.testing.assert_close(logits[:, valid], whole[:, valid], **TOLERANCE)
     # The hidden tokens do have an influence if they are not hidden.
     assert (forward(model, pixels) - whole)[:, :8, :8].abs().max() > 1e-2
 
@@ -210,20 +217,62 @@ def test_reads_each_pixel_once(monkeypatch):
     read = []
     plain = image.read
     monkeypatch.setattr(
-        image, 'read', lambda rows: read.append(rows) or plain(rows)
+        image, 'read', lambda *part: read.append(part[0]) or plain(*part)
     )
     stores = [RamStore(10, 7, width, torch.float32) for width in (24, 16)]
-    bands = []
+    seen = []
     Streaming(
         network,
         image,
         None,
         *stores,
         band_rows=3,
-        on_band=lambda: bands.append(1),
+        on_band=lambda: seen.append(1),
     ).run(lambda rows, pieces: list(pieces))
     assert read == [(0, 24), (24, 48), (48, 72), (72, 75)]
-    assert len(bands) == 4 * (7 + 1)
+    assert len(seen) == 4 * (7 + 1)
+
+
+@pytest.mark.parametrize('ffn', ['mlp', 'dwconv'])
+def test_work_is_proportional_to_what_is_valid(ffn, monkeypatch):
+    """Pixels read, tokens stored, operations: not those of the glass."""
+    monkeypatch.setattr(bands, '_GAP', 4)
+    network = SegmentorNetwork(segmentor('neumann', ffn))
+    spots = torch.zeros(256, 1024, dtype=torch.bool)
+    spots[40:72, 8:40] = spots[56:88, 900:932] = spots[200:232, 500:532] = True
+    counts = []
+    for valid in (torch.ones_like(spots), spots):
+        image = TensorImage(torch.randn(1, 3, 256, 1024), valid)
+        mask = read_token_mask(image, Grid(256, 1024, PATCH), 2)
+        pixels, stored = [], []
+        monkeypatch.setattr(
+            image,
+            'read',
+            lambda *part, image=image, pixels=pixels: (
+                pixels.append(part[0].num_rows * part[1].num_rows)
+                or TensorImage.read(image, *part)
+            ),
+        )
+        stores = [
+            RamStore(32, 128, width, torch.float32) for width in (24, 16)
+        ]
+        monkeypatch.setattr(
+            stores[0],
+            'write',
+            lambda rows, columns, x, store=stores[0], stored=stored: (
+                stored.append(x.shape[1] * x.shape[2])
+                or RamStore.write(store, rows, columns, x)
+            ),
+        )
+        counter = FlopCounterMode(display=False)
+        with counter:
+            Streaming(network, image, mask, *stores, band_rows=4).run(
+                lambda rows, pieces: list(pieces)
+            )
+        counts.append((sum(pixels), sum(stored), counter.get_total_flops()))
+    # 48 of 4096 tokens; bands and halos round up.
+    for whole, part in zip(*counts, strict=True):
+        assert part < whole / 20
 
 
 @pytest.mark.parametrize('attention', ['linear', 'neumann', 'row-inf'])

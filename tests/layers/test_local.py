@@ -120,17 +120,25 @@ def test_patches_of_any_size(size):
     source=st.tuples(st.integers(1, 17), st.integers(1, 17)),
     target=st.tuples(st.integers(1, 60), st.integers(1, 60)),
     height=st.integers(1, 60),
+    width=st.integers(1, 60),
 )
-def test_positions_by_band_equal_interpolate(source, target, height):
+def test_positions_by_part_equal_interpolate(source, target, height, width):
     """Any grid to any grid against torch's bicubic; 1e-5, float32."""
     grid = torch.randn(*source, 3)
     expected = F.interpolate(
         grid.permute(2, 0, 1)[None], target, mode='bicubic'
     )[0].permute(1, 2, 0)
-    banded = torch.cat(
-        [resample_grid(grid, *target, b) for b in bands_of(target[0], height)]
-    )
-    torch.testing.assert_close(banded, expected, rtol=0, atol=1e-5)
+    pieces = [
+        torch.cat(
+            [
+                resample_grid(grid, target, rows, columns)
+                for columns in bands_of(target[1], width)
+            ],
+            1,
+        )
+        for rows in bands_of(target[0], height)
+    ]
+    torch.testing.assert_close(torch.cat(pieces), expected, rtol=0, atol=1e-5)
 
 
 def test_positions_on_a_large_grid():
@@ -139,16 +147,16 @@ def test_positions_on_a_large_grid():
     expected = F.interpolate(
         grid.permute(2, 0, 1)[None], (576, 576), mode='bicubic'
     )[0].permute(1, 2, 0)
-    band = resample_grid(grid, 576, 576, Rows(300, 317))
-    torch.testing.assert_close(band, expected[300:317], rtol=0, atol=1e-5)
+    band = resample_grid(grid, (576, 576), Rows(300, 317), Rows(9, 576))
+    torch.testing.assert_close(band, expected[300:317, 9:], rtol=0, atol=1e-5)
 
 
-def test_positions_are_added_by_row_offset():
+def test_positions_are_added_by_offset():
     position = PositionEmbedding(3, (4, 5))
     x = torch.randn(2, 9, 7, 3)
     whole = position(x)
-    band = position(x[:, 2:6], start=2, num_rows=9)
-    torch.testing.assert_close(band, whole[:, 2:6], rtol=0, atol=1e-6)
+    part = position(x[:, 2:6, 3:], first=(2, 3), size=(9, 7))
+    torch.testing.assert_close(part, whole[:, 2:6, 3:], rtol=0, atol=1e-6)
     exact = position(torch.zeros(1, 4, 5, 3))[0]
     assert exact.equal(position.weight)
 
@@ -156,7 +164,9 @@ def test_positions_are_added_by_row_offset():
 def test_positions_interpolate_in_float32():
     position = PositionEmbedding(3, (4, 5)).bfloat16()
     out = position(torch.zeros(1, 9, 7, 3, dtype=torch.bfloat16))
-    expected = resample_grid(position.weight.float(), 9, 7, Rows(0, 9))
+    expected = resample_grid(
+        position.weight.float(), (9, 7), Rows(0, 9), Rows(0, 7)
+    )
     assert out.dtype == torch.bfloat16
     assert out[0].equal(expected.bfloat16())
 
@@ -164,7 +174,9 @@ def test_positions_interpolate_in_float32():
 def test_positions_of_another_grid_are_loaded():
     small, large = PositionEmbedding(3, (4, 5)), PositionEmbedding(3, (8, 6))
     large.load_state_dict(small.state_dict())
-    expected = resample_grid(small.weight.detach(), 8, 6, Rows(0, 8))
+    expected = resample_grid(
+        small.weight.detach(), (8, 6), Rows(0, 8), Rows(0, 6)
+    )
     assert large.weight.equal(expected)
     with pytest.raises(RuntimeError, match='size mismatch'):
         PositionEmbedding(2, (4, 5)).load_state_dict(small.state_dict())

@@ -75,7 +75,9 @@ def test_steps_by_band_equal_forward(variant, ffn, height):
     rows = bands_of(whole.shape[2], height)
     bands = [
         model.embed(
-            image[:, :, r.start * 8 : r.stop * 8], r.start, whole.shape[2]
+            image[:, :, r.start * 8 : r.stop * 8],
+            (r.start, 0),
+            tuple(whole.shape[2:]),
         )
         for r in rows
     ]

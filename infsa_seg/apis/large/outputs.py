@@ -210,7 +210,7 @@ class Outputs:
                 if self.probs == np.uint8:
                     values = np.rint(255 * values)
                 shares[place] = np.moveaxis(values, 0, 2)
-        valid = self.image.read_valid(rows)
+        valid = self.image.read_valid(rows, Rows(0, self.image.width))
         if valid is not None:
             hidden = ~valid.numpy()
             classes[hidden] = self.nodata

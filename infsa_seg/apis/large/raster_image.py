@@ -70,9 +70,9 @@ class RasterImage:
         # Tokens are padded where the image ends, by the network.
         self._normalise.test_cfg = None
 
-    def read(self, rows: Rows) -> Tensor:
-        """Float (1, channels, rows, width)."""
-        pixels = self.reader.read(self._at(rows))
+    def read(self, rows: Rows, columns: Rows) -> Tensor:
+        """Float (1, channels, rows, columns)."""
+        pixels = self.reader.read(self._at(rows, columns))
         if self._chosen is not None:
             pixels = pixels[..., self._chosen]
         if pixels.dtype != np.uint8:
@@ -86,14 +86,18 @@ class RasterImage:
         inputs: Tensor = self._normalise({'inputs': [tensor]})['inputs']
         return inputs
 
-    def read_valid(self, rows: Rows) -> Tensor | None:
-        """Bool (rows, width), or None if all pixels are valid."""
-        valid = self.reader.read_valid(self._at(rows))
+    def read_valid(self, rows: Rows, columns: Rows) -> Tensor | None:
+        """Bool (rows, columns), or None if all pixels are valid."""
+        valid = self.reader.read_valid(self._at(rows, columns))
         return None if valid is None else torch.from_numpy(valid)
 
-    def _at(self, rows: Rows) -> Window:
-        top, left, _, width = self.window
-        return Window(top + rows.start, left, rows.num_rows, width)
+    def _at(self, rows: Rows, columns: Rows) -> Window:
+        return Window(
+            self.window.row + rows.start,
+            self.window.col + columns.start,
+            rows.num_rows,
+            columns.num_rows,
+        )
 
 
 def rows_at_once(row_bytes: int) -> int:

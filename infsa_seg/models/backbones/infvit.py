@@ -198,19 +198,23 @@ class InfViT(BaseModule):
         return self
 
     def embed(
-        self, x: Tensor, start: int = 0, num_rows: int | None = None
+        self,
+        x: Tensor,
+        first: tuple[int, int] = (0, 0),
+        size: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Embed a band of pixel rows.
+        """Embed an image, or a part that is cut between tokens.
 
         Args:
             x: (B, channels, height, width).
-            start: token row of the image at which the band starts.
-            num_rows: token rows of the image; None where x is all of it.
+            first: token row and column of the image at which it starts.
+            size: token rows and columns of the image; None where x is all of
+                it.
 
         Returns:
             (B, rows, columns, C).
         """
-        return self.drop(self.position(self.patch_embed(x), start, num_rows))
+        return self.drop(self.position(self.patch_embed(x), first, size))
 
     def steps(self) -> Iterator[GlobalBranch | LocalBranch]:
         """All blocks as one flat list of global and local operations."""

@@ -48,9 +48,11 @@ class SegmentorNetwork:
         self.halo: int = self.head.halo
         self.stride = Fraction(self.patch_size, 2**self.head.num_upsamples)
 
-    def embed(self, pixels: Tensor, start: int, num_rows: int) -> Tensor:
+    def embed(
+        self, pixels: Tensor, first: tuple[int, int], size: tuple[int, int]
+    ) -> Tensor:
         """See the protocol."""
-        return self.backbone.embed(pixels, start, num_rows)
+        return self.backbone.embed(pixels, first, size)
 
     def steps(self) -> Iterator[Step]:
         """See the protocol."""
