@@ -1,11 +1,14 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Pixels of very large images: read by window, written by rows."""
 
+from .damage import TolerantReader
 from .georeference import ControlPoint, Georeference
+from .layout import class_map_type, output_nbytes
 from .meta import RasterMeta
 from .reader import RasterReader, open_raster
+from .style import write_qml
 from .window import Window
-from .writer import GeoTiffWriter, output_nbytes
+from .writer import GeoTiffWriter
 
 __all__ = [
     'ControlPoint',
@@ -13,7 +16,10 @@ __all__ = [
     'Georeference',
     'RasterMeta',
     'RasterReader',
+    'TolerantReader',
     'Window',
+    'class_map_type',
     'open_raster',
     'output_nbytes',
+    'write_qml',
 ]

@@ -40,7 +40,7 @@ class WindowReader(ABC):
     def read(self, window: Window, level: int = 0) -> np.ndarray:
         """As :meth:`.reader.RasterReader.read` has it."""
         self._check(window, level)
-        pixels, valid = self._load(window, level)
+        pixels, valid = self._load_or_say_where(window, level)
         self._kept = window, level, valid
         return pixels
 
@@ -52,7 +52,22 @@ class WindowReader(ABC):
         kept, self._kept = self._kept, None
         if kept is not None and kept[:2] == (window, level):
             return kept[2]
-        return self._load(window, level)[1]
+        return self._load_or_say_where(window, level)[1]
+
+    def _load_or_say_where(
+        self, window: Window, level: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Load, and name the window in what goes wrong."""
+        size = f'{window.height}x{window.width}'
+        where = f'level {level}, window {size} at ({window.row}, {window.col})'
+        try:
+            return self._load(window, level)
+        except OSError as error:
+            raise OSError(
+                error.errno, f'{error.strerror} ({where})', error.filename
+            ) from error
+        except ValueError as error:
+            raise ValueError(f'{error} ({where})') from error
 
     @abstractmethod
     def _load(

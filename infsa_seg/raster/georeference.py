@@ -80,6 +80,53 @@ class Georeference:
             self, transform=transform, points=points, rpcs=()
         )
 
+    def resized(
+        self, height: int, width: int, new_height: int, new_width: int
+    ) -> Georeference:
+        """That of a raster of the same extent in another resolution.
+
+        The corners stay where they are. So do the polynomials, which count
+        from the centre of the first pixel and not from its corner: an offset
+        of x pixels becomes (x + 1/2) s - 1/2, and a scale s times as large.
+
+        Args:
+            height, width: of this one's raster in pixels.
+            new_height, new_width: of the other.
+
+        Raises:
+            ValueError: An offset or a scale of the polynomials is no number.
+        """
+        transform = None
+        if self.transform is not None:
+            a, b, c, d, e, f = self.transform
+            transform = (
+                *(a * width / new_width, b * height / new_height, c),
+                *(d * width / new_width, e * height / new_height, f),
+            )
+        points = tuple(
+            dataclasses.replace(
+                point,
+                row=point.row * new_height / height,
+                col=point.col * new_width / width,
+            )
+            for point in self.points
+        )
+        rpcs = dict(self.rpcs)
+        for axis, growth in (
+            ('LINE', new_height / height),
+            ('SAMP', new_width / width),
+        ):
+            for name, shift in ((f'{axis}_OFF', 0.5), (f'{axis}_SCALE', 0.0)):
+                if name in rpcs:
+                    value = (_number(name, rpcs[name]) + shift) * growth
+                    rpcs[name] = repr(value - shift)
+        return dataclasses.replace(
+            self,
+            transform=transform,
+            points=points,
+            rpcs=tuple(sorted(rpcs.items())),
+        )
+
     @property
     def pixel_area(self) -> float | None:
         """Square metres of a pixel; None where they are not all alike.
@@ -117,6 +164,14 @@ class Georeference:
             dataset.gcps = (points, crs or CRS())
         if self.rpcs:
             dataset.rpcs = RPC.from_gdal(dict(self.rpcs))
+
+
+def _number(name: str, text: str) -> float:
+    """The value of a coefficient, behind which some files have its unit."""
+    try:
+        return float(text.split()[0])
+    except (ValueError, IndexError):
+        raise ValueError(f'RPC {name}={text!r} is no number') from None
 
 
 def georeference_of(dataset: Any) -> Georeference | None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,20 +19,26 @@ import numpy.typing as npt
 
 from .base import check_nodata
 from .georeference import Georeference
+from .hidden import reserve, sidecar
+from .layout import (
+    create_options,
+    level_factors,
+    level_sizes,
+    resolution_tags,
+)
+from .overviews import (
+    BUILD_NBYTES,
+    build_overviews,
+    check_levels,
+    copy_as_cog,
+)
 from .tiff import check_complete
 
 # What GDAL may keep of any number of blocks.
 _CACHE_NBYTES = 64 * 2**20
+# Micrometres whose inverse is a fraction of 32 bits with six digits.
+_LEAST_MPP, _MOST_MPP = 1e-5, 1e7
 _COMPRESSIONS = ('deflate', 'lzw', 'zstd', 'none')
-# A classic TIFF ends at 2^32 bytes, its tables and Deflate's own included.
-_CLASSIC_NBYTES = 3_900_000_000
-
-
-def output_nbytes(
-    height: int, width: int, channels: int, dtype: npt.DTypeLike
-) -> int:
-    """Size of a raster in bytes before compression."""
-    return height * width * channels * np.dtype(dtype).itemsize
 
 
 class GeoTiffWriter:
@@ -46,7 +50,15 @@ class GeoTiffWriter:
     was. Rows are gathered to rows of tiles: each tile is written once.
 
     ``nbytes_resident`` is what the writer may hold in memory: one row of
-    tiles, and GDAL's cache of blocks, which is capped.
+    tiles, and GDAL's cache of blocks, which is capped. On the disk it takes
+    what :func:`output_nbytes` says, at most, unless pixels do not compress.
+
+    A pixel of a class map is the index of its class, at every level. With a
+    palette OpenSlide shows the colours of the classes, and so do QGIS and
+    QuPath; without one it shows grey. It opens integers of 8 or 16 bits of
+    1, 3 or 4 channels, and refuses other types. A coordinate reference
+    system that GeoTIFF cannot express lies in ``<path>.aux.xml``, as GDAL
+    has it.
 
     Args:
         path: Where the file belongs. Its directory is made if need be.
@@ -65,6 +77,14 @@ class GeoTiffWriter:
         overwrite: Whether ``path`` may exist; it is replaced at the end.
         metadata: More tags, by name.
         georeference: Where on earth it lies.
+        pyramid: Whether to add overviews, each of half the height and width
+            by nearest neighbour, until the longer side is at most 512 or one
+            tile. They are made when the file is closed, block by block.
+        mpp: Micrometres per pixel, down and across; kept as pixels per
+            centimetre in the tags of resolution, in single precision.
+        cog: Whether the file is to be a cloud-optimised GeoTIFF, overviews
+            included. It is copied when it is closed: until then the disk
+            holds it twice.
 
     Raises:
         FileExistsError: ``path`` exists, and ``overwrite`` is not set.
@@ -88,31 +108,45 @@ class GeoTiffWriter:
         overwrite: bool = False,
         metadata: Mapping[str, str] | None = None,
         georeference: Georeference | None = None,
+        pyramid: bool = False,
+        mpp: tuple[float, float] | None = None,
+        cog: bool = False,
     ) -> None:
         self.path = Path(path)
         self.height, self.width, self.channels = height, width, channels
         self.dtype = np.dtype(dtype)
-        # GDAL knows half precision as a width of float32 only.
-        half = self.dtype == np.float16
-        self._file_dtype = np.dtype(np.float32 if half else self.dtype)
-        self._check(palette, nodata, compress, tile)
+        self._check(palette, nodata, compress, tile, mpp)
+        self._sizes = [(height, width)]
+        if pyramid or cog:
+            self._sizes = level_sizes(height, width, tile)
+        self._cog = cog
+        self._options = create_options(
+            self._sizes, channels, self.dtype, nodata, compress, tile
+        )
         self._dataset: Any = None
-        self._prepare(overwrite)
+        self._part = reserve(self.path, overwrite)
+        # What the rows are written to.
+        self._rows = (
+            self._part.with_suffix('.rows.part') if cog else self._part
+        )
         rows = min(tile, height)
         # As GDAL takes it, and so that no tile is copied once more.
         self._buffer = np.empty((channels, rows, width), self.dtype)
         self._written = 0
-        self.nbytes_resident = self._buffer.nbytes + _CACHE_NBYTES
+        held = self._buffer.nbytes
+        if pyramid or cog:
+            held = max(held, BUILD_NBYTES)
+        self.nbytes_resident = held + _CACHE_NBYTES
         tags = dict(metadata or {})
+        if mpp is not None:
+            tags |= resolution_tags(*mpp)
         if class_names is not None:
             tags['CLASS_NAMES'] = json.dumps(
                 list(class_names), ensure_ascii=False
             )
         try:
             with self._gdal() as rasterio:
-                self._dataset = rasterio.open(
-                    self._part, 'w', **self._profile(compress, tile, nodata)
-                )
+                self._dataset = rasterio.open(self._rows, 'w', **self._options)
                 # Before any pixel: these come first in the file.
                 if palette is not None:
                     self._dataset.write_colormap(
@@ -179,14 +213,17 @@ class GeoTiffWriter:
                     f'{self.path}: only {self._written} of {self.height} '
                     'rows were written'
                 )
-            with self._gdal():
+            with self._gdal() as rasterio:
                 self._dataset.close()
-            self._dataset = None
-            # GDAL keeps it to itself if the last blocks found no space.
-            try:
-                check_complete(self._part)
-            except ValueError as error:
-                raise self._failure('blocks are missing') from error
+                self._dataset = None
+                # Its place is GDAL's now.
+                self._buffer = np.empty((0, 1, 0), self.dtype)
+                self._complete(rasterio)
+            aside, place = sidecar(self._part), sidecar(self.path)
+            # What is there belongs to the file that is replaced.
+            place.unlink(missing_ok=True)
+            if aside.exists():
+                aside.replace(place)
             self._part.replace(self.path)
         finally:
             self.abort()
@@ -198,7 +235,9 @@ class GeoTiffWriter:
             # It flushes, which may fail again; the file is not wanted.
             with contextlib.suppress(Exception):
                 dataset.close()
-        self._part.unlink(missing_ok=True)
+        for part in (self._part, self._rows):
+            part.unlink(missing_ok=True)
+            sidecar(part).unlink(missing_ok=True)
 
     def __enter__(self) -> GeoTiffWriter:
         return self
@@ -220,6 +259,7 @@ class GeoTiffWriter:
         nodata: float | None,
         compress: str,
         tile: int,
+        mpp: tuple[float, float] | None,
     ) -> None:
         if min(self.height, self.width, self.channels) < 1:
             raise ValueError(
@@ -240,6 +280,13 @@ class GeoTiffWriter:
                 f'{self.path}: GeoTIFF has no type {self.dtype}; use an '
                 'integer, float32 or float64'
             )
+        if mpp is not None and not all(
+            _LEAST_MPP <= value <= _MOST_MPP for value in mpp
+        ):
+            raise ValueError(
+                f'{self.path}: mpp={mpp} must be two numbers of micrometres '
+                f'from {_LEAST_MPP:g} to {_MOST_MPP:g}'
+            )
         check_nodata(self.path, nodata, self.dtype)
         indexed = self.channels == 1 and self.dtype == np.uint8
         if palette is not None and not (indexed and len(palette) <= 256):
@@ -249,65 +296,33 @@ class GeoTiffWriter:
                 f'{self.channels} of {self.dtype}'
             )
 
-    def _prepare(self, overwrite: bool) -> None:
-        """Make sure of the place before any work is done."""
-        if self.path.is_dir():
-            raise IsADirectoryError(
-                errno.EISDIR, os.strerror(errno.EISDIR), str(self.path)
-            )
-        if self.path.exists() and not overwrite:
-            raise FileExistsError(
-                errno.EEXIST, 'exists; use --overwrite', str(self.path)
-            )
-        folder, name = self.path.parent, self.path.name
-        folder.mkdir(parents=True, exist_ok=True)
-        for stale in folder.glob(f'.{glob.escape(name)}.*.part'):
-            owner = stale.name[len(name) + 2 : -len('.part')]
-            if owner.isdecimal() and not _is_running(int(owner)):
-                stale.unlink(missing_ok=True)
-        self._part = folder / f'.{name}.{os.getpid()}.part'
-        try:
-            self._part.touch()
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f'cannot be written: {error.strerror}',
-                str(self.path),
-            ) from error
+    def _complete(self, rasterio: Any) -> None:
+        """Add what is made of all rows, and see that nothing is missing."""
+        tile = self._options['blockxsize']
+        factors = level_factors(self.height, self.width, tile)
+        if len(self._sizes) > 1:
+            build_overviews(rasterio, self._rows, factors)
+        self._check_blocks(self._rows)
+        if self._cog:
+            copy_as_cog(rasterio, self._rows, self._part, self._options)
+            self._check_blocks(self._part)
 
-    def _profile(
-        self, compress: str, tile: int, nodata: float | None
-    ) -> dict[str, Any]:
-        nbytes = output_nbytes(
-            self.height, self.width, self.channels, self.dtype
-        )
-        predicted = self.dtype.kind == 'f' and compress != 'none'
-        half = self._file_dtype != self.dtype
-        return {
-            **({'NBITS': 16} if half else {}),
-            'driver': 'GTiff',
-            'height': self.height,
-            'width': self.width,
-            'count': self.channels,
-            'dtype': self._file_dtype.name,
-            'nodata': nodata,
-            'tiled': True,
-            'blockxsize': tile,
-            'blockysize': tile,
-            'compress': compress,
-            # Differences help numbers that vary slowly, not class indices.
-            'predictor': 3 if predicted else 1,
-            # Many channels of a tile would be one very large block.
-            'interleave': 'pixel' if self.channels <= 4 else 'band',
-            'BIGTIFF': 'YES' if nbytes > _CLASSIC_NBYTES else 'NO',
-        }
+    def _check_blocks(self, path: Path) -> None:
+        # GDAL keeps it to itself if the last blocks found no space.
+        try:
+            check_complete(path)
+            check_levels(path, self._sizes)
+        except ValueError as error:
+            raise self._failure('blocks are missing') from error
 
     def _flush(self, rows: int) -> None:
         """Write what the buffer has of a row of tiles."""
         start = self._written - rows
         with self._gdal() as rasterio:
             self._dataset.write(
-                np.ascontiguousarray(self._buffer[:, :rows], self._file_dtype),
+                np.ascontiguousarray(
+                    self._buffer[:, :rows], self._options['dtype']
+                ),
                 window=rasterio.windows.Window(0, start, self.width, rows),
             )
 
@@ -316,6 +331,8 @@ class GeoTiffWriter:
         """Use rasterio with our cache, its errors as ours."""
         try:
             import rasterio
+            import rasterio.enums
+            import rasterio.shutil
             import rasterio.windows
             import tifffile  # noqa: F401 (to know before any work)
         except ImportError as error:
@@ -350,16 +367,3 @@ class GeoTiffWriter:
             f'cannot be written: {cause}; is there space left?',
             str(self.path),
         )
-
-
-def _is_running(pid: int) -> bool:
-    """Whether another process has this number."""
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # another user's
-    return True

@@ -1,0 +1,71 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""Where a file is written to before it appears under its name."""
+
+import errno
+import glob
+import os
+import re
+from pathlib import Path
+
+
+def reserve(path: Path, overwrite: bool) -> Path:
+    """Make sure that a file can be written, before any work is done.
+
+    The directory is made if need be, and what processes that died have left
+    of this file is removed.
+
+    Args:
+        path: Where the file belongs.
+        overwrite: Whether it may exist; it is left as it is.
+
+    Returns:
+        An empty hidden file beside ``path``, to be renamed when complete.
+
+    Raises:
+        FileExistsError: ``path`` exists, and ``overwrite`` is not set.
+        OSError: ``path`` is a directory, or cannot be written.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(
+            errno.EISDIR, os.strerror(errno.EISDIR), str(path)
+        )
+    if path.exists() and not overwrite:
+        raise FileExistsError(
+            errno.EEXIST, 'exists; use --overwrite', str(path)
+        )
+    folder, name = path.parent, path.name
+    folder.mkdir(parents=True, exist_ok=True)
+    # Not those of a file whose name begins likewise.
+    pattern = re.compile(
+        rf'\.{re.escape(name)}\.(\d+)(\.rows)?\.part(\.aux\.xml)?'
+    )
+    for stale in folder.glob(f'.{glob.escape(name)}.*'):
+        match = pattern.fullmatch(stale.name)
+        if match and not _is_running(int(match[1])):
+            stale.unlink(missing_ok=True)
+    part = folder / f'.{name}.{os.getpid()}.part'
+    try:
+        part.touch()
+    except OSError as error:
+        raise OSError(
+            error.errno, f'cannot be written: {error.strerror}', str(path)
+        ) from error
+    return part
+
+
+def sidecar(path: Path) -> Path:
+    """Where GDAL keeps what it finds no place for in the file itself."""
+    return path.with_name(f'{path.name}.aux.xml')
+
+
+def _is_running(pid: int) -> bool:
+    """Whether another process has this number."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass  # another user's
+    return True
