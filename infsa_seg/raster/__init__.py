@@ -3,11 +3,12 @@
 
 from .georeference import ControlPoint, Georeference
 from .meta import RasterMeta
-from .reader import RasterReader, open_raster
+from .reader import READERS, RasterReader, open_raster
 from .window import Window
 from .writer import GeoTiffWriter, output_nbytes
 
 __all__ = [
+    'READERS',
     'ControlPoint',
     'GeoTiffWriter',
     'Georeference',

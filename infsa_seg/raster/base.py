@@ -195,7 +195,7 @@ def leave_to_parent(file: Any) -> None:
 
     To close a buffered file moves the place from which the parent reads.
     """
-    if file is not None:
+    if file:
         _INHERITED.append(file)
 
 

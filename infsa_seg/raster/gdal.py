@@ -136,8 +136,8 @@ class GdalReader(WindowReader):
 
     def _open(self, level: int) -> Any:
         if self._pid != os.getpid():
-            leave_to_parent(self._datasets)
-            self._datasets = {}
+            datasets, self._datasets = self._datasets, {}
+            leave_to_parent(datasets)
             self._pid = os.getpid()
         if level not in self._datasets:
             number = self._overviews[level]

@@ -91,6 +91,17 @@ def mpp_of_ome(xml: str | None) -> Mpp | None:
     return None
 
 
+def mpp_of_aperio(description: str) -> Mpp | None:
+    """What Aperio says in the description of a page: ``|MPP = 0.4990|``."""
+    if not description.startswith('Aperio'):
+        return None
+    for item in description.split('|')[1:]:
+        name, _, value = item.partition('=')
+        if name.strip() == 'MPP':
+            return mpp_of_values(_number(value), _number(value))
+    return None
+
+
 def mpp_of_transform(
     transform: Affine | None, metres: float | None
 ) -> Mpp | None:
@@ -135,7 +146,7 @@ def _number(value: object) -> float | None:
             return float(value[0]) / float(value[1])
         if isinstance(value, str):
             # GDAL writes out what it means: "2 (pixels/inch)".
-            value = value.partition(' ')[0]
+            value = value.strip().partition(' ')[0]
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, ArithmeticError, IndexError):
         return None

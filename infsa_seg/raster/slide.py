@@ -10,8 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from .base import WindowReader, check_nodata, leave_to_parent, naming
-from .base import valid_pixels
+from .base import (
+    WindowReader,
+    check_nodata,
+    leave_to_parent,
+    naming,
+    valid_pixels,
+)
 from .meta import RasterMeta
 from .resolution import Mpp, mpp_of_values
 from .window import Window
@@ -79,15 +84,20 @@ class SlideReader(WindowReader):
         check_nodata(path, nodata, np.dtype(np.uint8))
         slide = self._open()
         properties = slide.properties
-        sizes = tuple((h, w) for w, h in slide.level_dimensions)
-        self._scales = tuple(slide.level_downsamples)
+        # Masks beside a picture are to OpenSlide levels of the same size.
+        numbers: dict[tuple[int, int], int] = {}
+        for number, size in enumerate(slide.level_dimensions):
+            numbers.setdefault((size[1], size[0]), number)
+        sizes = tuple(numbers)
+        self._numbers = tuple(numbers.values())
+        self._scales = tuple(slide.level_downsamples[n] for n in self._numbers)
         self._background = _background(properties)
         self._grids = tuple(
             tuple(
-                min(_side(properties, level, name), length)
+                min(_side(properties, number, name), length)
                 for name, length in zip(('height', 'width'), size, strict=True)
             )
-            for level, size in enumerate(sizes)
+            for size, number in numbers.items()
         )
         self.meta = RasterMeta(
             height=sizes[0][0],
@@ -160,9 +170,7 @@ class SlideReader(WindowReader):
                 alpha[outer] = stored[..., 3][inner]
         return pixels, valid_pixels(pixels, self.meta.nodata, [alpha])
 
-    def _block(
-        self, block: Window, level: int, window: Window
-    ) -> np.ndarray:
+    def _block(self, block: Window, level: int, window: Window) -> np.ndarray:
         """A block of the grid, on the background, with its alpha."""
         key = (block.row, block.col)
         stored = self._blocks.get(key)
@@ -182,7 +190,7 @@ class SlideReader(WindowReader):
         slide = self._open()
         try:
             region = slide.read_region(
-                place, level, (block.width, block.height)
+                place, self._numbers[level], (block.width, block.height)
             )
         except MemoryError:
             raise

@@ -22,7 +22,13 @@ from .base import (
 )
 from .georeference import Georeference, read_georeference
 from .meta import RasterMeta
-from .resolution import Mpp, mpp_of_georeference, mpp_of_ome, mpp_of_tags
+from .resolution import (
+    Mpp,
+    mpp_of_aperio,
+    mpp_of_georeference,
+    mpp_of_ome,
+    mpp_of_tags,
+)
 from .tiff_page import JPEG, Page
 from .window import Window
 
@@ -50,6 +56,7 @@ class _Level(NamedTuple):
     def pages(self) -> list[Page]:
         return [page for page in self if page is not None]
 
+
 class TiffReader(WindowReader):
     """Reads windows of the first picture of a TIFF file, and of its levels.
 
@@ -64,7 +71,7 @@ class TiffReader(WindowReader):
     not kept.
 
     Levels are smaller pages of the same form and the same proportions. The
-    size of a pixel is what OME says; else, what the coordinates say, if there
+    size of a pixel is what OME or Aperio say; else, what the coordinates say, if there
     are any, and the resolution tags, if there are none.
 
     Args:
@@ -264,7 +271,7 @@ def _smaller(page: Any, series: Any) -> list[Any]:
         page: of the full resolution.
         series: of tifffile, one for each level that it takes for such.
     """
-    found = []
+    found: list[Any] = []
     for other in series:
         small, last = other.keyframe, (found or [page])[-1]
         if (
@@ -273,7 +280,7 @@ def _smaller(page: Any, series: Any) -> list[Any]:
             and _kind(small) == _kind(page)
             and small.dtype == page.dtype
             and _alpha_samples(small) == _alpha_samples(page)
-            and np.array_equal(_palette(small), _palette(page))
+            and _same_palette(small, page)
             and (small.imagedepth, other.size) == (1, small.size)
             and is_level(_size(page), _size(small))
             and max(_size(small)) < max(_size(last))
@@ -304,12 +311,14 @@ def _nbytes(levels: list[_Level]) -> int:
     """What is kept: tables of all levels, and blocks of one."""
     return sum(
         page.nbytes_tables for level in levels for page in level.pages
-    ) + max(sum(page.nbytes_blocks for page in level.pages) for level in levels)
+    ) + max(
+        sum(page.nbytes_blocks for page in level.pages) for level in levels
+    )
 
 
 def _mpp(file: Any, page: Any, place: Georeference | None) -> Mpp | None:
     """Micrometres per pixel, down and across, if anything says so."""
-    mpp = mpp_of_ome(file.ome_metadata)
+    mpp = mpp_of_ome(file.ome_metadata) or mpp_of_aperio(page.description)
     if mpp is None and place is not None and place.crs is not None:
         return mpp_of_georeference(place)
     return mpp or mpp_of_tags(*map(page.tags.valueof, _RESOLUTION))
@@ -334,6 +343,13 @@ def _palette(page: Any) -> np.ndarray | None:
     if colours.max() > 255:
         colours = colours >> 8
     return np.ascontiguousarray(colours, np.uint8)
+
+
+def _same_palette(page: Any, other: Any) -> bool:
+    colours, others = _palette(page), _palette(other)
+    if colours is None or others is None:
+        return colours is others
+    return np.array_equal(colours, others)
 
 
 def _nodata(page: Any, dtype: np.dtype) -> float | None:
