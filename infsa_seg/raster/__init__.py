@@ -5,17 +5,20 @@ from .damage import TolerantReader
 from .georeference import ControlPoint, Georeference
 from .layout import class_map_type, output_nbytes
 from .meta import RasterMeta
-from .reader import RasterReader, open_raster
+from .reader import READERS, RasterReader, open_raster
+from .resampled import ResampledReader
 from .style import write_qml
 from .window import Window
 from .writer import GeoTiffWriter
 
 __all__ = [
+    'READERS',
     'ControlPoint',
     'GeoTiffWriter',
     'Georeference',
     'RasterMeta',
     'RasterReader',
+    'ResampledReader',
     'TolerantReader',
     'Window',
     'class_map_type',

@@ -2,6 +2,7 @@
 """What the readers of all formats share."""
 
 import errno
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,13 @@ from .meta import RasterMeta
 from .window import Window
 
 Reader = TypeVar('Reader', bound='WindowReader')
+
+# Open files that a forked process got from its parent.
+_INHERITED: list[Any] = []
+
+
+class Unsupported(ValueError):
+    """The file is whole, but of a kind that another reader may know."""
 
 
 class WindowReader(ABC):
@@ -174,6 +182,36 @@ def check_nodata(path: Path, nodata: float | None, dtype: np.dtype) -> None:
             f'{path}: nodata={nodata:g} is no value of its type, {dtype}; '
             'give another or none'
         )
+
+
+def is_level(full: tuple[int, int], size: tuple[int, int]) -> bool:
+    """Whether one picture can be a smaller version of another.
+
+    Args:
+        full: (height, width) of the other.
+        size: (height, width).
+
+    Returns:
+        Whether it is smaller, by a factor that is the same down and across
+        but for rounding either way.
+    """
+    if not 0 < max(size) < max(full) or min(size) < 1:
+        return False
+    least = [n / (m + 1) for n, m in zip(full, size, strict=True)]
+    most = [
+        n / (m - 1) if m > 1 else math.inf
+        for n, m in zip(full, size, strict=True)
+    ]
+    return max(least) <= min(most)
+
+
+def leave_to_parent(file: Any) -> None:
+    """Keep what a forked process must not use, and must not close either.
+
+    To close a buffered file moves the place from which the parent reads.
+    """
+    if file:
+        _INHERITED.append(file)
 
 
 @contextmanager

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-from types import TracebackType
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .base import WindowReader
 from .window import Window
 
 if TYPE_CHECKING:
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
 
 # Bytes of the finer pixels that are read at once.
 _STRIP_BYTES = 2**21
+# Of a pixel's area, for it to be valid.
+_LEAST_SHARE = 0.5
 
 
-class ResampledReader:
+class ResampledReader(WindowReader):
     """Reads a raster as if it had fewer pixels.
 
     A pixel is the mean of the area that it covers, from the coarsest level
@@ -45,6 +48,7 @@ class ResampledReader:
         width: int,
         mpp: tuple[float, float] | None = None,
     ) -> None:
+        super().__init__(getattr(reader, 'path', Path('raster')))
         meta = reader.meta
         finer = [
             level
@@ -76,82 +80,58 @@ class ResampledReader:
             + (0 if self.is_exact else 20 * _STRIP_BYTES),
             # Means of some pixels are none of its values.
             nodata=meta.nodata if self.is_exact else None,
-            has_alpha=meta.has_alpha
-            or not (self.is_exact or meta.all_valid),
+            has_alpha=meta.has_alpha or not (self.is_exact or meta.all_valid),
             georeference=place,
             mpp=mpp,
         )
 
-    def read(self, window: Window, level: int = 0) -> np.ndarray:
-        """As :meth:`.reader.RasterReader.read` has it."""
-        self._check(window, level)
+    def _load(
+        self, window: Window, level: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         if self.is_exact:
-            return self.reader.read(window, self.level)
-        channels, dtype = self.meta.channels, self.meta.dtype
-        out = np.empty((window.height, window.width, channels), dtype)
-        kind = np.float32 if dtype == np.uint8 else np.float64
+            pixels = self.reader.read(window, self.level)
+            return pixels, self.reader.read_valid(window, self.level)
+        shape = (window.height, window.width)
+        pixels = np.empty((*shape, self.meta.channels), self.meta.dtype)
+        valid = None if self.meta.all_valid else np.ones(shape, bool)
         for strip in self._strips(window):
-            down, across = self._axes(strip)
-            source = _source(down, across)
-            pixels = self.reader.read(source, self.level).astype(kind)
-            valid = self.reader.read_valid(source, self.level)
-            if valid is not None:
-                pixels[~valid] = 0
-            means = across.mean(down.mean(pixels, 0), 1)
-            if valid is not None:
-                shares = across.mean(down.mean(valid.astype(kind), 0), 1)
-                means /= np.maximum(shares, 1e-9)[..., None]
-                means[shares < 0.5] = 0
-            if dtype.kind in 'ui':
-                limits = np.iinfo(dtype)
-                means = np.rint(means).clip(limits.min, limits.max)
-            out[strip.within(window)] = means
-        return out
+            place = strip.within(window)
+            pixels[place], shares = self._means(strip)
+            if valid is not None and shares is not None:
+                valid[place] = shares >= _LEAST_SHARE
+        return pixels, valid
 
-    def read_valid(self, window: Window, level: int = 0) -> np.ndarray | None:
-        """As :meth:`.reader.RasterReader.read_valid` has it."""
-        self._check(window, level)
-        if self.is_exact:
-            return self.reader.read_valid(window, self.level)
-        if self.meta.all_valid:
-            return None
-        out = np.ones((window.height, window.width), bool)
-        for strip in self._strips(window):
-            down, across = self._axes(strip)
-            valid = self.reader.read_valid(_source(down, across), self.level)
-            if valid is not None:
-                shares = valid.astype(np.float32)
-                shares = across.mean(down.mean(shares, 0), 1)
-                out[strip.within(window)] = shares >= 0.5
-        return out
+    def _means(self, window: Window) -> tuple[np.ndarray, np.ndarray | None]:
+        """Means over what is valid; how much of each pixel that is."""
+        dtype = self.meta.dtype
+        kind = np.float32 if dtype == np.uint8 else np.float64
+        down, across = self._axes(window)
+        source = Window(down.start, across.start, down.count, across.count)
+        pixels = self.reader.read(source, self.level).astype(kind)
+        valid = self.reader.read_valid(source, self.level)
+        if valid is not None:
+            pixels[~valid] = 0
+        means = across.mean(down.mean(pixels, 0), 1)
+        shares = None
+        if valid is not None:
+            shares = across.mean(down.mean(valid.astype(kind), 0), 1)
+            means /= np.maximum(shares, _LEAST_SHARE)[..., None]
+            means[shares < _LEAST_SHARE] = 0
+        if dtype.kind in 'ui':
+            limits = np.iinfo(dtype)
+            means = np.rint(means).clip(limits.min, limits.max)
+        return means.astype(dtype), shares
 
     def close(self) -> None:
         """Let go of the file; a later read opens it again."""
+        super().close()
         self.reader.close()
-
-    def __enter__(self) -> ResampledReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _check(self, window: Window, level: int) -> None:
-        size = self.meta.height, self.meta.width
-        if level or min(window[2:]) < 1 or window.clip(*size) != window:
-            raise ValueError(
-                f'{tuple(window)} of level {level} is not within {size}'
-            )
 
     def _strips(self, window: Window) -> list[Window]:
         """The window in parts whose finer pixels take little memory."""
         area = self.size[0] * self.size[1]
-        area /= self.meta.height * self.meta.width
-        nbytes = area * window.width * self.meta.channels
+        share = area / (self.meta.height * self.meta.width)
+        nbytes = share * window.width * self.meta.channels
         rows = max(int(_STRIP_BYTES / (nbytes * self.meta.dtype.itemsize)), 1)
         return [
             Window(row, window.col, rows, window.width).intersect(window)
@@ -203,7 +183,3 @@ class _Axis:
             total = part if total is None else total + part
         assert total is not None
         return total
-
-
-def _source(down: _Axis, across: _Axis) -> Window:
-    return Window(down.start, across.start, down.count, across.count)

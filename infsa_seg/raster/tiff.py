@@ -2,38 +2,63 @@
 """TIFF and BigTIFF, of which only what a window meets is decoded."""
 
 import logging
-import math
 import os
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .base import WindowReader, check_nodata, is_value, naming, valid_pixels
-from .georeference import read_georeference
+from .base import (
+    Unsupported,
+    WindowReader,
+    check_nodata,
+    is_level,
+    is_value,
+    leave_to_parent,
+    naming,
+    valid_pixels,
+)
+from .georeference import Georeference, read_georeference
 from .meta import RasterMeta
+from .resolution import (
+    Mpp,
+    mpp_of_aperio,
+    mpp_of_georeference,
+    mpp_of_ome,
+    mpp_of_tags,
+)
+from .tiff_page import JPEG, Page
 from .window import Window
 
 MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
 
 _DAMAGED = 'is damaged or cut off; copy or download it again'
 _GDAL_NODATA = 42113
+# XResolution, YResolution, ResolutionUnit.
+_RESOLUTION = 282, 283, 296
 # PhotometricInterpretation; others (CMYK, Lab, ...) are not shades of RGB.
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _YCBCR = 0, 1, 2, 3, 6
-# Compression, ExtraSamples, PlanarConfiguration, NewSubfileType.
-_JPEG, _APERIO_YCBCR = (6, 7), 33003
+# Compression, ExtraSamples, a bit of NewSubfileType.
+_APERIO_YCBCR = 33003
 _ALPHA = (1, 2)
-_PLANAR = 2
 _MASK = 4
-# Of tifffile: offset and length of a block, as objects in two tuples.
-_NBYTES_PER_BLOCK = 80
+
+
+class _Level(NamedTuple):
+    """A picture, and the page by which GDAL says what is valid in it."""
+
+    picture: Page
+    mask: Page | None
+
+    @property
+    def pages(self) -> list[Page]:
+        return [page for page in self if page is not None]
 
 
 class TiffReader(WindowReader):
-    """Reads windows of the first picture of a TIFF file.
+    """Reads windows of the first picture of a TIFF file, and of its levels.
 
     Values are as stored: where white is zero, it stays so. A palette is
     resolved to red, green and blue, uint8, but ``meta.nodata`` is compared
@@ -41,13 +66,19 @@ class TiffReader(WindowReader):
     GDAL keeps beside the picture, say so. Blocks that were never written
     have the file's own value of nodata, else 0.
 
-    One row of decoded blocks is kept, for the next band may begin in it.
-    Rows of uncompressed strips are read as they are, and not kept.
+    One row of decoded blocks is kept, for the next band may begin in it: of
+    the level read last. Rows of uncompressed strips are read as they are, and
+    not kept.
+
+    Levels are smaller pages of the same form and the same proportions. The
+    size of a pixel is what OME or Aperio say; else, what the coordinates say,
+    if there are any, and the resolution tags, if there are none.
 
     Args:
         path: The file.
         nodata: A pixel is invalid where all channels have this value. The
             default is the file's own, as GDAL writes it.
+        indexed: Read the indices of a palette, not its colours.
 
     Raises:
         OSError: It cannot be read.
@@ -62,57 +93,68 @@ class TiffReader(WindowReader):
         super().__init__(path)
         self._file: Any = None
         self._pid = 0
-        self._picture, self._mask = self._open()
-        page = self._picture.page
+        self._levels = self._open()
+        self._last = 0
+        picture = self._levels[0].picture
+        page = picture.page
         alphas = _alpha_samples(page)
-        samples = range(self._picture.samples)
-        self._channels = [s for s in samples if s not in alphas]
+        self._channels = [s for s in range(picture.samples) if s not in alphas]
         self._alphas = alphas
         self._colours = None if indexed else _palette(page)
-        self._fill = _nodata(page, self._picture.dtype)
+        self._fill = _nodata(page, picture.dtype)
         if nodata is None:
             nodata = self._fill
         try:
-            check_nodata(path, nodata, self._picture.dtype)
+            check_nodata(path, nodata, picture.dtype)
         except ValueError:
             self.close()
             raise
         paletted = self._colours is not None
+        place = read_georeference(path)
         self.meta = RasterMeta(
-            height=self._picture.height,
-            width=self._picture.width,
+            height=picture.height,
+            width=picture.width,
             channels=3 if paletted else len(self._channels),
-            dtype=np.dtype(np.uint8) if paletted else self._picture.dtype,
+            dtype=np.dtype(np.uint8) if paletted else picture.dtype,
             nodata=nodata,
-            has_alpha=bool(alphas) or self._mask is not None,
-            nbytes_resident=sum(
-                part.nbytes_resident
-                for part in (self._picture, self._mask)
-                if part is not None
+            has_alpha=bool(alphas)
+            or any(level.mask is not None for level in self._levels),
+            nbytes_resident=_nbytes(self._levels),
+            block_rows=picture.block_rows,
+            georeference=place,
+            level_sizes=tuple(
+                (level.picture.height, level.picture.width)
+                for level in self._levels
             ),
-            block_rows=self._picture.block_rows,
-            georeference=read_georeference(path),
+            mpp=_mpp(self._file, page, place),
         )
 
     def _load(
         self, window: Window, level: int
     ) -> tuple[np.ndarray, np.ndarray | None]:
         if self._file is None or self._pid != os.getpid():
-            self._picture, self._mask = self._open()
+            self._levels = self._open()
+        if level != self._last:
+            for page in self._levels[self._last].pages:
+                page.forget()
+            self._last = level
+        picture, mask = self._levels[level]
         with naming(self.path, _DAMAGED), _quiet():
-            stored = self._picture.read(window, self._fill)
+            stored = picture.read(window, self._fill)
             opacities = [stored[..., sample] for sample in self._alphas]
-            if self._mask is not None:
-                opacities.append(self._mask.read(window, None)[..., 0])
+            if mask is not None:
+                opacities.append(mask.read(window, None)[..., 0])
         pixels = stored
         if self._alphas:
             pixels = np.take(stored, self._channels, axis=-1)
         valid = valid_pixels(pixels, self.meta.nodata, opacities)
+        if valid is None and not self.meta.all_valid:
+            valid = np.ones(pixels.shape[:2], bool)
         if self._colours is not None:
             pixels = self._colours[pixels[..., 0]]
         return np.ascontiguousarray(pixels), valid
 
-    def _open(self) -> tuple['_Page', '_Page | None']:
+    def _open(self) -> list[_Level]:
         """Open the file for this process."""
         try:
             import tifffile
@@ -121,183 +163,48 @@ class TiffReader(WindowReader):
                 f'{self.path}: TIFF needs tifffile; run '
                 "pip install 'infsa_seg[raster]'"
             ) from error
+        if self._pid != os.getpid():
+            leave_to_parent(self._file)
         with naming(self.path, _DAMAGED), _quiet():
             self._file = tifffile.TiffFile(self.path)
         # A forked process must not move its parent's place in the file.
         self._pid = os.getpid()
         try:
             with naming(self.path, _DAMAGED), _quiet():
-                level = self._file.series[0].levels[0]
-                page = level.keyframe
-                is_stack = level.size != page.size or page.imagedepth != 1
-            problem = _unsupported(page)
+                series = self._file.series[0].levels
+                page = series[0].keyframe
+                is_stack = series[0].size != page.size or page.imagedepth != 1
             if is_stack:
-                problem = (
-                    f'is a stack of shape {level.shape}, not one picture; '
-                    'save the pictures one by one, or as channels'
+                raise ValueError(
+                    f'{self.path}: is a stack of shape {series[0].shape}, not '
+                    'one picture; save the pictures one by one, or as channels'
                 )
+            problem = _unsupported(page)
             if problem is not None:
-                raise ValueError(f'{self.path}: {problem}')
+                raise Unsupported(f'{self.path}: {problem}')
             with naming(self.path, _DAMAGED), _quiet():
-                picture = _Page(page)
-                mask = _find_mask(self._file, page)
+                masks = [p for p in self._file.pages if p.subfiletype & _MASK]
+                return [
+                    _Level(Page(level), _mask_of(level, masks))
+                    for level in [page, *_smaller(page, series[1:])]
+                ]
         except BaseException:
             self.close()
             raise
-        return picture, mask
 
     def close(self) -> None:
         """Close the file; a later read opens it again."""
         super().close()
-        self._picture = self._mask = None  # type: ignore[assignment]
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        self._levels = []
+        file, self._file = self._file, None
+        if self._pid != os.getpid():
+            leave_to_parent(file)
+        elif file is not None:
+            file.close()
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        return {**state, '_file': None, '_picture': None, '_mask': None}
-
-
-class _Page:
-    """One page of a file, by window.
-
-    Args:
-        page: A ``tifffile.TiffPage`` of depth 1.
-
-    Raises:
-        ValueError: The table of its blocks is damaged, or leads beyond the
-            end of the file.
-    """
-
-    def __init__(self, page: Any) -> None:
-        self.page = page
-        self.height: int = page.imagelength
-        self.width: int = page.imagewidth
-        self.samples: int = page.samplesperpixel
-        # A bit is no type of its own to anyone who computes.
-        self.dtype = np.dtype(
-            np.uint8 if page.dtype.kind == 'b' else page.dtype
-        )
-        planar = page.planarconfig == _PLANAR and self.samples > 1
-        self._planes = self.samples if planar else 1
-        tiled = page.is_tiled
-        self.block_height = page.tilelength if tiled else page.rowsperstrip
-        self._block_width = page.tilewidth if tiled else self.width
-        self._down = math.ceil(self.height / self.block_height)
-        self._across = math.ceil(self.width / self._block_width)
-        self._in_rows = (
-            not tiled
-            and page.compression == 1
-            and page.predictor == 1
-            and page.fillorder == 1
-            and page.bitspersample == 8 * page.dtype.itemsize
-        )
-        self._blocks: OrderedDict[int, np.ndarray] = OrderedDict()
-        self._num_kept = 0 if self._in_rows else self._across * self._planes
-        self.block_rows = 1 if self._in_rows else self.block_height
-        self.nbytes_resident = (
-            self._num_kept
-            * self.block_height
-            * self._block_width
-            * (self.samples // self._planes)
-            * self.dtype.itemsize
-        ) + _NBYTES_PER_BLOCK * len(page.dataoffsets)
-        self._check_blocks()
-
-    def _check_blocks(self) -> None:
-        count = self._planes * self._down * self._across
-        offsets, nbytes = self.page.dataoffsets, self.page.databytecounts
-        if not len(offsets) == len(nbytes) == count:
-            raise ValueError(
-                f'{count} blocks, {len(offsets)} offsets, {len(nbytes)} sizes'
-            )
-        end = max(map(sum, zip(offsets, nbytes, strict=True)))
-        if end > self.page.parent.filehandle.size:
-            raise ValueError(f'blocks up to byte {end}')
-
-    def read(self, window: Window, fill: float | None) -> np.ndarray:
-        """Read all samples of a window.
-
-        Args:
-            window: It must lie within the page.
-            fill: Value of blocks that were never written; None for 0.
-
-        Returns:
-            (height, width, samples).
-        """
-        out = np.empty((window.height, window.width, self.samples), self.dtype)
-        read = self._read_strip if self._in_rows else self._read_block
-        height, width = self.block_height, self._block_width
-        last_row = window.row + window.height - 1
-        last_col = window.col + window.width - 1
-        for down in range(window.row // height, last_row // height + 1):
-            for across in range(window.col // width, last_col // width + 1):
-                block = Window(down * height, across * width, height, width)
-                part = block.intersect(window)
-                for plane in range(self._planes):
-                    index = (plane * self._down + down) * self._across + across
-                    target = out[part.within(window)]
-                    if self._planes > 1:
-                        target = target[..., plane : plane + 1]
-                    if not self._is_written(index):
-                        target[...] = fill or 0
-                    else:
-                        read(index, part, block, target)
-        return out
-
-    def _is_written(self, index: int) -> bool:
-        offset, nbytes = self._place(index)
-        return offset > 0 and nbytes > 0
-
-    def _place(self, index: int) -> tuple[int, int]:
-        return self.page.dataoffsets[index], self.page.databytecounts[index]
-
-    def _read_strip(
-        self, index: int, part: Window, block: Window, target: np.ndarray
-    ) -> None:
-        """Copy rows of an uncompressed strip, which may be the whole file."""
-        file = self.page.parent.filehandle
-        samples = target.shape[2]
-        pixel = samples * self.dtype.itemsize
-        stored = self.dtype.newbyteorder(self.page.parent.byteorder)
-        start = self._place(index)[0] + part.col * pixel
-        for row in range(part.height):
-            below = part.row - block.row + row
-            file.seek(start + below * self.width * pixel)
-            content = file.read(part.width * pixel)
-            target[row] = np.frombuffer(content, stored).reshape(-1, samples)
-
-    def _read_block(
-        self, index: int, part: Window, block: Window, target: np.ndarray
-    ) -> None:
-        """Copy a part of a block that is decoded as a whole."""
-        pixels = self._blocks.get(index)
-        if pixels is None:
-            pixels = self._blocks[index] = self._decode(index)
-            if len(self._blocks) > self._num_kept:
-                self._blocks.popitem(last=False)
-        self._blocks.move_to_end(index)
-        target[...] = pixels[part.within(block)]
-
-    def _decode(self, index: int) -> np.ndarray:
-        """Decode a block: (rows, columns, samples of its plane)."""
-        page, file = self.page, self.page.parent.filehandle
-        offset, nbytes = self._place(index)
-        file.seek(offset)
-        content = file.read(nbytes)
-        # libjpeg fills what is missing with grey, and is content. A page
-        # with a header of its own (NDPI) has no ends of blocks.
-        is_jpeg = page.compression in _JPEG and page.jpegheader is None
-        if is_jpeg and content.rfind(b'\xff\xd9') < 0:
-            raise ValueError(f'no end of JPEG block {index}')
-        pixels: np.ndarray = page.decode(
-            content,
-            index,
-            jpegtables=page.jpegtables,
-            jpegheader=page.jpegheader,
-        )[0]
-        return pixels[0]
+        return {**state, '_file': None, '_levels': []}
 
 
 def check_complete(path: Path) -> None:
@@ -308,7 +215,7 @@ def check_complete(path: Path) -> None:
         ValueError: Blocks are missing.
     """
     with TiffReader(path) as reader:
-        page = reader._picture.page
+        page = reader._levels[0].picture.page
         missing = sum(nbytes == 0 for nbytes in page.databytecounts)
     if missing:
         raise ValueError(f'{path}: {missing} of its blocks are missing')
@@ -326,7 +233,7 @@ def _unsupported(page: Any) -> str | None:
     if not isinstance(page.bitspersample, int):
         return 'has channels of different types; convert it to one type'
     known = (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _YCBCR)
-    raw_ycbcr = page.photometric == _YCBCR and page.compression not in _JPEG
+    raw_ycbcr = page.photometric == _YCBCR and page.compression not in JPEG
     if (
         page.photometric not in known
         or raw_ycbcr
@@ -357,14 +264,64 @@ def _unsupported(page: Any) -> str | None:
     return None
 
 
-def _find_mask(file: Any, page: Any) -> _Page | None:
+def _smaller(page: Any, series: Any) -> list[Any]:
+    """The pages that are smaller versions of one.
+
+    Args:
+        page: of the full resolution.
+        series: of tifffile, one for each level that it takes for such.
+    """
+    found: list[Any] = []
+    for other in series:
+        small, last = other.keyframe, (found or [page])[-1]
+        if (
+            small.samplesperpixel == page.samplesperpixel
+            # JPEG may have its colours so at one level and so at another.
+            and _kind(small) == _kind(page)
+            and small.dtype == page.dtype
+            and _alpha_samples(small) == _alpha_samples(page)
+            and _same_palette(small, page)
+            and (small.imagedepth, other.size) == (1, small.size)
+            and is_level(_size(page), _size(small))
+            and max(_size(small)) < max(_size(last))
+            and _unsupported(small) is None
+        ):
+            found.append(small)
+    return found
+
+
+def _kind(page: Any) -> int:
+    """What the values mean: JPEG of either colours is read as RGB."""
+    return _RGB if page.photometric == _YCBCR else int(page.photometric)
+
+
+def _size(page: Any) -> tuple[int, int]:
+    return page.imagelength, page.imagewidth
+
+
+def _mask_of(page: Any, masks: list[Any]) -> Page | None:
     """The page by which GDAL says what is valid in another, if any."""
-    for other in file.pages:
-        same_height = other.imagelength == page.imagelength
-        same_width = other.imagewidth == page.imagewidth
-        if other.subfiletype == _MASK and same_height and same_width:
-            return _Page(other)
+    for mask in masks:
+        if _size(mask) == _size(page):
+            return Page(mask)
     return None
+
+
+def _nbytes(levels: list[_Level]) -> int:
+    """What is kept: tables of all levels, and blocks of one."""
+    return sum(
+        page.nbytes_tables for level in levels for page in level.pages
+    ) + max(
+        sum(page.nbytes_blocks for page in level.pages) for level in levels
+    )
+
+
+def _mpp(file: Any, page: Any, place: Georeference | None) -> Mpp | None:
+    """Micrometres per pixel, down and across, if anything says so."""
+    mpp = mpp_of_ome(file.ome_metadata) or mpp_of_aperio(page.description)
+    if mpp is None and place is not None and place.crs is not None:
+        return mpp_of_georeference(place)
+    return mpp or mpp_of_tags(*map(page.tags.valueof, _RESOLUTION))
 
 
 def _alpha_samples(page: Any) -> list[int]:
@@ -386,6 +343,13 @@ def _palette(page: Any) -> np.ndarray | None:
     if colours.max() > 255:
         colours = colours >> 8
     return np.ascontiguousarray(colours, np.uint8)
+
+
+def _same_palette(page: Any, other: Any) -> bool:
+    colours, others = _palette(page), _palette(other)
+    if colours is None or others is None:
+        return colours is others
+    return np.array_equal(colours, others)
 
 
 def _nodata(page: Any, dtype: np.dtype) -> float | None:

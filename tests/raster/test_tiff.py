@@ -11,7 +11,8 @@ from hypothesis import given, settings
 
 import infsa_seg
 from infsa_seg.raster import Window, open_raster
-from infsa_seg.raster.tiff import TiffReader, _Page
+from infsa_seg.raster.tiff import TiffReader
+from infsa_seg.raster.tiff_page import Page
 
 from .strategies import HEIGHT, WIDTH, noise, whole, windows
 
@@ -97,13 +98,13 @@ def readers(folder):
 def decoded(monkeypatch):
     """Indices of the blocks that are decoded."""
     indices = []
-    decode = _Page._decode
+    decode = Page._decode
 
     def count(self, index):
         indices.append(index)
         return decode(self, index)
 
-    monkeypatch.setattr(_Page, '_decode', count)
+    monkeypatch.setattr(Page, '_decode', count)
     return indices
 
 
@@ -282,7 +283,8 @@ def test_bands_decode_each_block_once(folder, decoded, name):
         for row in range(0, HEIGHT, 5):
             reader.read(Window(row, 0, 5, WIDTH))
             reader.read_valid(Window(row, 0, 5, WIDTH))
-        kept = sum(block.nbytes for block in reader._picture._blocks.values())
+        blocks = reader._levels[0].picture._blocks
+        kept = sum(block.nbytes for block in blocks.values())
         assert 0 < kept <= reader.meta.nbytes_resident
     assert len(decoded) == len(set(decoded)) > 4
 
@@ -429,7 +431,7 @@ def test_a_pyramid_is_read_at_full_resolution(tmp_path):
 def test_what_is_not_supported_is_said(tmp_path, pixels, how, problem):
     save(tmp_path / 'a.tif', pixels, **how)
     with pytest.raises(ValueError, match=rf'a\.tif: {problem}'):
-        open_raster(tmp_path / 'a.tif')
+        open_raster(tmp_path / 'a.tif', reader='tifffile')
 
 
 def test_a_missing_imagecodecs_is_named(folder):
@@ -500,6 +502,6 @@ def test_real_files_as_gdal_reads_them(shared, name, tolerance):
 def test_real_damage(shared, name):
     with (
         pytest.raises(ValueError, match=r'is damaged or cut off'),
-        open_raster(shared / 'data' / name) as reader,
+        open_raster(shared / 'data' / name, reader='tifffile') as reader,
     ):
         reader.read(whole(reader))

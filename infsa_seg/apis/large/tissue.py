@@ -53,8 +53,11 @@ def find_tissue(reader: RasterReader) -> np.ndarray:
         )
     scale = max(meta.height, meta.width) / _FOUND
     if scale > 1:
-        size = (max(int(n / scale), 1) for n in (meta.height, meta.width))
-        reader = ResampledReader(reader, *size)
+        reader = ResampledReader(
+            reader,
+            max(int(meta.height / scale), 1),
+            max(int(meta.width / scale), 1),
+        )
     whole = Window(0, 0, reader.meta.height, reader.meta.width)
     pixels = reader.read(whole)
     valid = reader.read_valid(whole)
