@@ -7,6 +7,7 @@ Each image as a whole, without tiles, in the memory that --max-memory sets.
 import argparse
 import sys
 from argparse import ArgumentParser
+from typing import Any
 
 try:
     from infsa_seg.apis import cli, infer_large, large_choices
@@ -34,6 +35,16 @@ def numbers(value: str) -> list[int]:
     except ValueError:
         raise argparse.ArgumentTypeError(
             f'{value!r} is no list of channels such as 4,3,2'
+        ) from None
+
+
+def percentiles(value: str) -> tuple[float, ...]:
+    """An argument such as ``2,98``."""
+    try:
+        return tuple(float(part) for part in value.split(','))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'{value!r} is no pair of percentiles such as 2,98'
         ) from None
 
 
@@ -74,8 +85,54 @@ def parse() -> argparse.Namespace:
     )
     what.add_argument(
         '--areas',
+        nargs='?',
+        const='csv',
+        choices=large_choices['areas'],
+        help='a table of pixels and area per class, NAME_areas.csv',
+    )
+    what.add_argument(
+        '--polygons',
+        nargs='?',
+        const='geojson',
+        choices=large_choices['polygons'],
+        help='the areas of each class as polygons, NAME_polygons.geojson; '
+        'those of slides as QuPath reads them',
+    )
+    what.add_argument(
+        '--min-area',
+        type=float,
+        default=0.0,
+        metavar='AREA',
+        help='polygons that are smaller are left out, and holes filled; in '
+        'square metres, square micrometres of slides, or pixels',
+    )
+    what.add_argument(
+        '--simplify',
+        type=float,
+        default=0.0,
+        metavar='DISTANCE',
+        help='by how much an outline may be moved to make it simpler, in the '
+        'units of its coordinates',
+    )
+    what.add_argument(
+        '--style',
         action='store_true',
-        help='a table of pixels and square metres per class, NAME_areas.csv',
+        help='the classes for QGIS, which finds NAME_mask.qml by itself',
+    )
+    what.add_argument(
+        '--manifest',
+        action='store_true',
+        help='what was computed from what, NAME_manifest.json',
+    )
+    what.add_argument(
+        '--pyramid',
+        action=argparse.BooleanOptionalAction,
+        help='add overviews to the mask; that of a slide has them anyway',
+    )
+    what.add_argument(
+        '--cog',
+        action='store_true',
+        help='make the mask a cloud-optimised GeoTIFF',
     )
     what.add_argument(
         '--overview',
@@ -98,6 +155,50 @@ def parse() -> argparse.Namespace:
         '--overwrite', action='store_true', help='replace files that exist'
     )
     source = parser.add_argument_group('what to read')
+    source.add_argument(
+        '--res',
+        metavar='SIZE',
+        help='size of a pixel at which to segment, such as 0.5um or 30cm; '
+        'that of the file by default',
+    )
+    source.add_argument(
+        '--level',
+        type=int,
+        metavar='N',
+        help='level of a pyramid to segment, in place of --res',
+    )
+    source.add_argument(
+        '--mpp-override',
+        type=float,
+        metavar='UM',
+        help='micrometres per pixel of the full resolution, in place of what '
+        'the file says',
+    )
+    source.add_argument(
+        '--tissue',
+        metavar='auto|none|MASK',
+        help='leave out the glass of a slide: auto finds tissue by its '
+        'colour, MASK is a raster that is 0 on glass; saved as '
+        'NAME_tissue.png',
+    )
+    source.add_argument(
+        '--stretch',
+        type=percentiles,
+        metavar='LOW,HIGH',
+        help='percentiles of the values of the image that become 0 and 255 '
+        "before the model's own normalisation, such as 2,98",
+    )
+    source.add_argument(
+        '--reader',
+        choices=large_choices['reader'],
+        default='auto',
+        help='by what files are read; auto looks into them',
+    )
+    source.add_argument(
+        '--tolerate-damage',
+        action='store_true',
+        help='leave out blocks that cannot be read, in place of giving up',
+    )
     source.add_argument(
         '--channels',
         type=numbers,
@@ -167,15 +268,29 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def summary_of(summary: dict[str, Any]) -> str:
+    """A line of what there is, the most first."""
+    shares = sorted(summary['classes'].items(), key=lambda x: -x[1])
+    classes = ', '.join(f'{n} {s:.1%}' for n, s in shares if s)
+    text = f'valid {summary["valid"]:.1%}: {classes or "nothing"}'
+    seen = summary['value_range']
+    return text if seen is None else f'{text}; values {seen[0]:g}-{seen[1]:g}'
+
+
 def main() -> int:
     """Read the arguments, segment, and say what came of it."""
-    result = infer_large(**vars(parse()), say=lambda x: print(x, flush=True))
+    result = infer_large(
+        **vars(parse()),
+        say=lambda x: print(x, flush=True),
+        warn=lambda x: print(f'infer_large.py: warning: {x}', file=sys.stderr),
+    )
 
     for image in result.results.values():
         for path in image.written:
             print(path)
         if image.difference is not None:
             print(f'largest difference of logits: {image.difference:.2e}')
+        print(summary_of(image.summary))
     for name, value in result.metrics.items():
         print(f'{name}: {value:.2f}')
     for name, reason in result.failures.items():

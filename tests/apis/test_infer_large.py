@@ -1,6 +1,7 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Large images from file to file."""
 
+import csv
 import json
 import shutil
 from contextlib import contextmanager
@@ -378,7 +379,7 @@ def test_coordinates_channels_and_areas(model, tmp_path):
         tmp_path,
         channels=[5, 2, 4],
         nodata=9,
-        areas=True,
+        areas='csv',
         centrality=True,
     )
     np.save(tmp_path / 'b.npy', image[16:])
@@ -393,15 +394,23 @@ def test_coordinates_channels_and_areas(model, tmp_path):
         assert dataset.transform == place * place.translation(
             0, 16
         ) * place.scale(8)
-    rows = result.written[2].read_text().splitlines()
-    assert rows[0] == 'class,pixels,share,square_metres'
-    for index, row in enumerate(rows[1:]):
-        name, pixels, share, metres = row.split(',')
-        assert name == model.dataset_meta['classes'][index]
+    with result.written[2].open() as file:
+        rows = list(csv.DictReader(file))
+    assert [r['class'] for r in rows] == list(model.dataset_meta['classes'])
+    for index, row in enumerate(rows):
         count = (bare == index).sum()
-        assert int(pixels) == count
-        assert float(share) == pytest.approx(count / bare.size, abs=1e-6)
-        assert float(metres) == pytest.approx(count * 6 * 0.3048006096**2)
+        assert int(row['pixels']) == count
+        share, metres, hectares, millimetres = (
+            float(row[key])
+            for key in (
+                *('share', 'square_metres', 'hectares'),
+                'square_millimetres',
+            )
+        )
+        assert share == pytest.approx(count / bare.size, abs=1e-6)
+        assert metres == pytest.approx(count * 6 * 0.3048006096**2)
+        assert hectares == pytest.approx(metres / 1e4)
+        assert millimetres == pytest.approx(metres * 1e6)
 
 
 def test_little_of_a_wide_raster_is_held_beside_the_bands():
@@ -424,13 +433,16 @@ def test_validity_is_scanned_twice_at_most(model, tmp_path, monkeypatch):
     pixels[:9] = np.nan
     np.save(tmp_path / 'a.npy', pixels)
     looked_at = []
+
+    def look(window, level=0):
+        # Not the spots at which values are looked at.
+        if window.width == 40:
+            looked_at.append(window.height)
+        return plain(window, level)
+
     with open_raster(tmp_path / 'a.npy') as reader:
         plain = reader.read_valid
-        monkeypatch.setattr(
-            reader,
-            'read_valid',
-            lambda window: looked_at.append(window.height) or plain(window),
-        )
+        monkeypatch.setattr(reader, 'read_valid', look)
         result = infer_large_image(
             model, reader, tmp_path / 'out', verify=8, band_rows=3
         )

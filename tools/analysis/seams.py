@@ -456,7 +456,8 @@ def main() -> None:
         {**(args.cfg_options or {}), **tiling.cfg_options},
     )
     stem = stem_of(model, args.input)
-    with open_source(model, args.input) as (_, reader):
+    with open_source(model, args.input) as source:
+        reader = source.reader
         runs = compare(model, args.input, reader, tiling)
     for row in (HEADER, ['---'] * len(HEADER), *(run.cells for run in runs)):
         print(f'| {" | ".join(row)} |')

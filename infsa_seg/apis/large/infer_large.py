@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,12 +26,13 @@ from ..infer import measure_areas
 from ..inference import init_model
 from .job import LargeJob, LargeResult
 from .options import DTYPES, LargeOptions
-from .outputs import paths_of
+from .paths import paths_of
 from .sources import open_source, stem_of
 
 # What a folder is searched for.
 SUFFIXES = (
     *('.tif', '.tiff', '.vrt', '.jp2'),
+    *('.svs', '.ndpi', '.mrxs', '.scn', '.bif', '.vms', '.svslide', '.dcm'),
     *('.png', '.jpg', '.jpeg', '.bmp', '.webp', '.npy'),
 )
 
@@ -40,6 +42,7 @@ def infer_large_image(
     source: str | Path | RasterReader,
     out: str | Path,
     on_plan: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
     **options: Any,
 ) -> LargeResult:
     """Segment an image of any size as a whole, in bands.
@@ -57,6 +60,8 @@ def infer_large_image(
             the mask. Others lie beside it.
         on_plan (callable, optional): Called before the start, with lines
             like those of :func:`plan_large_image`.
+        on_note (callable, optional): Called before the start, and at the end,
+            with each of the result's ``notes``.
         **options: See :class:`LargeOptions`.
 
     Returns:
@@ -71,10 +76,10 @@ def infer_large_image(
     settings = LargeOptions(**options)
     model = _cast(model, DTYPES[settings.dtype])
     with (
-        open_source(model, source, settings.nodata) as (name, reader),
+        open_source(model, source, settings) as opened,
         _ranking(model, settings.centrality),
     ):
-        return LargeJob(model, name, reader, out, settings).run(on_plan)
+        return LargeJob(model, opened, out, settings).run(on_plan, on_note)
 
 
 def plan_large_image(
@@ -90,10 +95,10 @@ def plan_large_image(
     settings = LargeOptions(**options)
     model = _cast(model, DTYPES[settings.dtype])
     with (
-        open_source(model, source, settings.nodata) as (name, reader),
+        open_source(model, source, settings) as opened,
         _ranking(model, settings.centrality),
     ):
-        return LargeJob(model, name, reader, out, settings).describe()
+        return LargeJob(model, opened, out, settings).describe()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +125,7 @@ def infer_large(
     cfg_options: dict[str, Any] | None = None,
     plan: bool = False,
     say: Callable[[str], None] = print,
+    warn: Callable[[str], None] = warnings.warn,
     **options: Any,
 ) -> LargeResults:
     """Segment every input; go on where one fails.
@@ -135,6 +141,7 @@ def infer_large(
         cfg_options (dict, optional): Values by dotted key.
         plan (bool): Only say what each would take.
         say (callable): Takes lines for the user.
+        warn (callable): Takes what looks wrong.
         **options: See :class:`LargeOptions`.
 
     Raises:
@@ -166,10 +173,14 @@ def infer_large(
                 say(plan_large_image(model, name, out, **options))
                 continue
             stem = stem_of(model, name)
-            path = paths_of(out, stem)['mask']
+            path = paths_of(out, stem, settings)['mask']
             if path in written:
                 raise ValueError(f'{path} is the result of another input')
-            result = infer_large_image(model, name, out, say, **options)
+            result = infer_large_image(
+                *(model, name, out, say),
+                lambda note, name=name: warn(f'{name}: {note}'),  # type: ignore
+                **options,
+            )
         # RuntimeError is how PyTorch says that memory does not suffice.
         except (ValueError, OSError, RuntimeError) as error:
             failures[name] = one_line(error).removeprefix(f'{name}: ')

@@ -6,13 +6,13 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import hashlib
 import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmseg.models import BaseSegmentor
@@ -44,12 +44,14 @@ from infsa_seg.execution import (
 )
 from infsa_seg.models.utils import SegmentorNetwork
 from infsa_seg.ops import Rows
-from infsa_seg.raster import RasterReader, Window
+from infsa_seg.raster import Window
 
+from .manifest import describe_run
 from .options import DTYPES, LargeOptions
-from .outputs import Outputs, difference, paths_of
+from .outputs import Outputs, difference
+from .paths import paths_of
 from .raster_image import RasterImage, valid_window
-from .sources import open_labels, stem_of
+from .sources import Source, open_labels, stem_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,9 @@ class LargeResult:
             both runs, with ``verify``.
         areas (list[Tensor]): Pixels of intersection, union, prediction and
             label by class, where labels are known.
+        summary (dict): Share of valid pixels, of each class among them,
+            values that were seen, and blocks that could not be read.
+        notes (tuple[str]): What people should know about it.
     """
 
     written: tuple[Path, ...]
@@ -71,6 +76,8 @@ class LargeResult:
     seconds: float
     difference: float | None
     areas: list[Tensor]
+    summary: dict[str, Any]
+    notes: tuple[str, ...]
 
 
 class LargeJob:
@@ -79,13 +86,13 @@ class LargeJob:
     def __init__(
         self,
         model: BaseSegmentor,
-        name: str,
-        reader: RasterReader,
+        source: Source,
         out: str | Path,
         options: LargeOptions,
     ) -> None:
-        self.name, self.reader, self.options = name, reader, options
+        self.source, self.name, self.options = source, source.name, options
         self.model = model
+        self.reader = reader = source.reader
         self.network = SegmentorNetwork(self.model)
         self.device = next(self.model.parameters()).device
         self.dtype = DTYPES[options.dtype]
@@ -94,17 +101,13 @@ class LargeJob:
         found = valid_window(reader)
         self.is_blank = found is None
         window = found or Window(0, 0, meta.height, meta.width)
-        self.image = RasterImage(reader, model, window, options.channels)
-        self.grid = Grid(window.height, window.width, self.network.patch_size)
-        stem = stem_of(model, name)
-        self.paths = paths_of(
-            out,
-            stem,
-            probs=options.probs is not None,
-            centrality=options.centrality,
-            areas=options.areas,
-            overview=options.overview,
+        self.image = RasterImage(
+            reader, model, window, options.channels, options.stretch
         )
+        self.grid = Grid(window.height, window.width, self.network.patch_size)
+        self.notes = [*source.notes, *self.image.notes]
+        stem = stem_of(model, self.name)
+        self.paths = paths_of(out, stem, options)
         self.labels = open_labels(options.labels, stem, reader)
         self.strip = self._choose_strip()
         self.outputs = self._make_outputs()
@@ -114,11 +117,18 @@ class LargeJob:
         self.chunk_tokens = 512 if self.device.type == 'cpu' else 2**16
         self.plan = None if self.is_blank else self._plan()
 
-    def run(self, on_plan: Callable[[str], None] | None) -> LargeResult:
+    def run(
+        self,
+        on_plan: Callable[[str], None] | None,
+        on_note: Callable[[str], None] | None = None,
+    ) -> LargeResult:
         """Segment the image; see :func:`infer_large_image`."""
+        on_note = on_note or (lambda note: None)
         start = time.perf_counter()
+        for note in self.notes:
+            on_note(note)
         with ExitStack() as stack:
-            self.outputs.open(stack, self.options.overwrite)
+            self.outputs.open(stack)
             if self.is_blank:
                 self.outputs.finish()
                 return self._result(start, None)
@@ -129,17 +139,40 @@ class LargeJob:
                 self._stream(on_band)
                 apart = self._verify(on_band)
             self.outputs.finish()
+        for note in self._doubts():
+            self.notes.append(note)
+            on_note(note)
         return self._result(start, apart)
+
+    def _doubts(self) -> list[str]:
+        """What looks wrong about the result."""
+        summary, notes = self.outputs.summary(), []
+        if summary['one_class'] is not None:
+            notes.append(
+                f'all of it is {summary["one_class"]!r}; are the channels and '
+                'the values those that the model was trained on?'
+            )
+        if summary['bad_blocks']:
+            notes.append(
+                f'{len(summary["bad_blocks"])} areas could not be read and '
+                'are not valid'
+            )
+        return notes
 
     def describe(self) -> str:
         """The plan in lines for people."""
         meta = self.reader.meta
         size = f'{self.name}: {meta.height} x {meta.width} pixels'
+        if meta.mpp is not None and self.source.is_slide:
+            size += f' of {meta.mpp[0]:.4g} um'
         if self.is_blank:
             return f'{size}, none of them valid: nothing to compute'
         plan = self._known_plan
         rate = matmul_rate(self.device, self.dtype)
-        twice = 2 if self.strip else 1
+        twice = 2.0 if self.strip else 1.0
+        tissue = self.source.tissue
+        if tissue is not None:
+            twice *= float(tissue.mean())
         lines = [
             size,
             f'tokens   {plan.rows * plan.columns:,} '
@@ -155,6 +188,8 @@ class LargeJob:
             f'time     about {_duration(twice * plan.seconds(rate))} at '
             f'{rate / 1e9:.0f} GFLOP/s',
         ]
+        if tissue is not None:
+            lines.insert(2, f'tissue   {tissue.mean():.1%} of the pixels')
         return '\n  '.join(lines)
 
     @property
@@ -205,13 +240,15 @@ class LargeJob:
             )
         return Outputs(
             self.paths,
+            self.source,
+            self.options,
+            describe_run(self.model, self.name, self.options),
             self.image,
             self.grid,
             self.network.num_classes,
             classes,
             palette,
             getattr(head, 'threshold', None) or 0.5,
-            self.options.probs,
             self.labels,
             self.strip,
         )
@@ -331,11 +368,6 @@ class LargeJob:
 
     def _identity(self) -> dict[str, str]:
         """What two runs must share for one to go on from the other."""
-        digest = hashlib.blake2b(digest_size=16)
-        for key, value in self.model.state_dict().items():
-            digest.update(key.encode())
-            array = value.detach().cpu().contiguous().flatten()
-            digest.update(array.view(torch.uint8).numpy())
         source = self.name
         path = Path(self.name)
         if path.is_file():
@@ -343,13 +375,14 @@ class LargeJob:
             source = f'{path.resolve()} {stat.st_size} {stat.st_mtime_ns}'
         options = self.options
         return {
-            'model': digest.hexdigest(),
+            'model': self.outputs.run['model']['weights_blake2b'],
             'image': source,
             'dtype': f'{self.dtype} {self.store_dtype}',
             'set of output files': ' '.join(self.paths),
             'version of infsa_seg': infsa_seg.__version__,
             'nodata or window': f'{options.nodata} {self.image.window}',
-            'channels': f'{options.channels}',
+            'channels': f'{options.channels} {options.stretch}',
+            'resolution or tissue': f'{self.grid} {options.tissue}',
             'verify': f'{options.verify}',
         }
 
@@ -391,6 +424,8 @@ class LargeJob:
             time.perf_counter() - start,
             apart,
             self.outputs.areas,
+            self.outputs.summary(),
+            tuple(self.notes),
         )
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import csv
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,19 +11,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-import infsa_seg
 from infsa_seg.engine import atomic_path
 from infsa_seg.execution import Grid, Piece, classify, probabilities
 from infsa_seg.ops import Rows, bands_of
-from infsa_seg.raster import GeoTiffWriter, Window
+from infsa_seg.raster import (
+    GeoTiffWriter,
+    PolygonWriter,
+    Window,
+    class_map_type,
+    write_qml,
+)
 
 from ..areas import count_areas
 from ..pictures import Palette, write_overlay
-from .options import PROBS
+from .options import PROBS, LargeOptions
 from .raster_image import RasterImage, rows_at_once, strips_of
-from .sources import Labels
+from .sources import Labels, Source
+from .tables import summarise, write_areas
 
 # Height and width at most of the picture to look at.
 _OVERVIEW = 2048
@@ -32,41 +39,20 @@ _TILE = 256
 _GDAL_CACHE = 64 * 2**20
 
 
-def paths_of(out: str | Path, stem: str, **wanted: bool) -> dict[str, Path]:
-    """The files of an input, by kind.
-
-    Args:
-        out (str | Path): Of the mask if it ends in .tif or .tiff; else a
-            directory.
-        stem (str): Name of the input.
-        **wanted (bool): Which others there are to be, of ``probs``,
-            ``centrality``, ``areas`` and ``overview``.
-    """
-    out = Path(out)
-    if out.suffix.lower() in ('.tif', '.tiff'):
-        folder, stem, mask = out.parent, out.stem, out
-    else:
-        folder, mask = out, out / f'{stem}_mask.tif'
-    endings = {'areas': 'csv', 'overview': 'png'}
-    return {'mask': mask} | {
-        kind: folder / f'{stem}_{kind}.{endings.get(kind, "tif")}'
-        for kind, flag in wanted.items()
-        if flag
-    }
-
-
 class Outputs:
     """Writes the files of one image, and measures it where labels are known.
 
     Args:
         paths (dict): Of :func:`paths_of`.
+        source (Source): What is segmented.
+        options (LargeOptions): What to write, and how.
+        run (dict): Of :func:`describe_run`; kept with the files.
         image (RasterImage): The part of the raster that is segmented.
         grid (Grid): Its tokens.
         num_classes (int): Channels of the logits.
         classes (sequence): Their names.
         palette (sequence): One (red, green, blue) for each.
         threshold (float): Of the foreground, where there is one class only.
-        probs (str, optional): 'uint8' (255 is certain) or 'float16'.
         labels (Labels, optional): Class indices of the raster.
         strip (Rows, optional): Rows of pixels whose logits are to be kept.
     """
@@ -74,25 +60,27 @@ class Outputs:
     def __init__(
         self,
         paths: dict[str, Path],
+        source: Source,
+        options: LargeOptions,
+        run: dict[str, Any],
         image: RasterImage,
         grid: Grid,
         num_classes: int,
         classes: Sequence[str],
         palette: Palette,
         threshold: float = 0.5,
-        probs: str | None = None,
         labels: Labels | None = None,
         strip: Rows | None = None,
     ) -> None:
         self.paths, self.image, self.grid = paths, image, grid
+        self.source, self.options, self.run = source, options, run
         self.classes, self.palette = list(classes), list(palette)
         self.threshold, self.labels, self.strip = threshold, labels, strip
         self.num_channels = num_classes
         self.num_classes = max(num_classes, 2)
+        probs = options.probs
         self.probs = None if probs is None else np.dtype(PROBS[probs])
-        wide = self.num_classes > 255
-        self.dtype = np.dtype(np.uint16 if wide else np.uint8)
-        self.nodata = np.iinfo(self.dtype).max
+        self.dtype, self.nodata = class_map_type(self.num_classes)
         # Pixels of each class.
         self.counts = np.zeros(self.num_classes, np.int64)
         self.kept: list[Piece] = []
@@ -105,6 +93,7 @@ class Outputs:
         if 'overview' in paths:
             self._overview = np.full(shape, self.nodata, self.dtype)
         self._writers: dict[str, GeoTiffWriter] = {}
+        self._polygons: PolygonWriter | None = None
         self._rows_written: dict[str, int] = {}
         # What stands where nothing is valid.
         self._blanks = {'mask': self.nodata, 'probs': 0, 'centrality': np.nan}
@@ -148,32 +137,41 @@ class Outputs:
             size += 4 * self.grid.rows * self.grid.columns
         return size
 
-    def open(self, stack: ExitStack, overwrite: bool) -> None:
+    def open(self, stack: ExitStack) -> None:
         """Make sure of every file; none appears before the stack closes.
 
         Raises:
             OSError: A file exists and ``overwrite`` is not set, or cannot be
                 written.
         """
-        meta = self.image.reader.meta
-        for kind in ('areas', 'overview'):
-            path = self.paths.get(kind)
-            if path is not None and path.exists() and not overwrite:
+        meta, options = self.image.reader.meta, self.options
+        overwrite = options.overwrite
+        for path in self.paths.values():
+            if path.exists() and not overwrite:
                 raise FileExistsError(f'{path}: exists; use --overwrite')
-        software = f'infsa_seg {infsa_seg.__version__}'
+        tags = {
+            'SOFTWARE': self.run['software'],
+            'MODEL': json.dumps(self.run['model']),
+            'OPTIONS': json.dumps(self.run['options']),
+        }
+        pyramid = options.pyramid
+        if pyramid is None:
+            pyramid = self.source.is_slide
+        palette = [(r, g, b) for r, g, b in self.palette]
         kinds: dict[str, dict[str, Any]] = {
             'mask': dict(
                 dtype=self.dtype,
                 nodata=self.nodata,
                 class_names=self.classes,
-                palette=[tuple(colour) for colour in self.palette]
-                if self.dtype == np.uint8
-                else None,
+                palette=palette if self.dtype == np.uint8 else None,
+                pyramid=pyramid,
+                cog=options.cog,
+                mpp=None if meta.georeference else meta.mpp,
             ),
             'probs': dict(channels=self.num_channels, dtype=self.probs),
             'centrality': dict(dtype=np.float32, nodata=np.nan),
         }
-        for kind, options in kinds.items():
+        for kind, settings in kinds.items():
             if kind not in self.paths:
                 continue
             size, place = (meta.height, meta.width), meta.georeference
@@ -188,9 +186,32 @@ class Outputs:
                     self.paths[kind],
                     *size,
                     overwrite=overwrite,
-                    metadata={'SOFTWARE': software},
+                    metadata=tags,
                     georeference=place,
-                    **options,
+                    **settings,
+                )
+            )
+
+        if 'polygons' in self.paths:
+            full = self.source.full
+            self._polygons = stack.enter_context(
+                PolygonWriter(
+                    self.paths['polygons'],
+                    meta.width,
+                    self.classes,
+                    palette,
+                    full.georeference,
+                    slide=self.source.is_slide,
+                    scale=(
+                        full.height / meta.height,
+                        full.width / meta.width,
+                    ),
+                    min_area=options.min_area,
+                    simplify=options.simplify,
+                    nodata=self.nodata,
+                    mpp=self.source.full_mpp,
+                    overwrite=overwrite,
+                    metadata=tags,
                 )
             )
 
@@ -222,6 +243,8 @@ class Outputs:
         self._measure(top, classes)
         self._decimate(top, classes)
         self._write('mask', top, classes)
+        if self._polygons is not None:
+            self._polygons.write(top, self._widen('mask', classes))
         if shares is not None:
             self._write('probs', top, shares)
 
@@ -230,13 +253,56 @@ class Outputs:
         self._write('centrality', rows.start, values.numpy())
 
     def finish(self) -> None:
-        """Fill up what was not valid; write the table and the overview."""
+        """Fill up what was not valid; write what is not a raster."""
         for kind, writer in self._writers.items():
             self._skip_to(kind, writer.height)
-        if 'areas' in self.paths:
-            self._tabulate()
+        paths, overwrite = self.paths, self.options.overwrite
+        if 'areas' in paths:
+            meta = self.image.reader.meta
+            write_areas(paths['areas'], self.classes, self.counts, meta)
         if self._overview is not None:
             self._draw()
+        if 'tissue' in paths:
+            assert self.source.tissue is not None
+            with atomic_path(paths['tissue']) as part:
+                picture = Image.fromarray(self.source.tissue)
+                picture.save(part, format='PNG')
+        if 'style' in paths:
+            palette = [(r, g, b) for r, g, b in self.palette]
+            write_qml(
+                *(paths['style'], self.classes, palette, self.nodata),
+                overwrite=overwrite,
+            )
+        if 'manifest' in paths:
+            with atomic_path(paths['manifest']) as part:
+                text = json.dumps(self._manifest(), indent=2)
+                part.write_text(f'{text}\n', encoding='utf-8')
+
+    def summary(self) -> dict[str, Any]:
+        """What there is, and what was seen."""
+        meta, damage = self.image.reader.meta, self.source.damage
+        return {
+            **summarise(self.classes, self.counts, meta.height * meta.width),
+            'value_range': self.image.value_range,
+            'bad_blocks': []
+            if damage is None
+            else [
+                {'level': level, 'window': list(window)}
+                for level, window in damage.bad_blocks
+            ],
+        }
+
+    def _manifest(self) -> dict[str, Any]:
+        meta = self.image.reader.meta
+        return {
+            **self.run,
+            'size': [meta.height, meta.width],
+            'mpp': meta.mpp,
+            'nodata': self.nodata,
+            'palette': [list(colour) for colour in self.palette],
+            'files': {kind: path.name for kind, path in self.paths.items()},
+            'summary': self.summary(),
+        }
 
     def keep_only(self, rows: Rows, pieces: Iterator[Piece]) -> None:
         """Take the logits of a band, and keep those of the strip."""
@@ -258,16 +324,20 @@ class Outputs:
     def _write(self, kind: str, row: int, pixels: np.ndarray) -> None:
         """Write rows of the valid part, and what lies around and above."""
         self._skip_to(kind, row)
-        writer = self._writers[kind]
-        if pixels.shape[1] != writer.width:
-            left = self.image.window.col
-            full = self._blank_rows(kind, len(pixels))
-            full[:, left : left + pixels.shape[1]] = pixels.reshape(
-                *pixels.shape[:2], -1
-            )
-            pixels = full
-        writer.write(row, pixels)
+        pixels = self._widen(kind, pixels)
+        self._writers[kind].write(row, pixels)
         self._rows_written[kind] = row + len(pixels)
+
+    def _widen(self, kind: str, pixels: np.ndarray) -> np.ndarray:
+        """Rows of the valid part as rows of the whole raster."""
+        if pixels.shape[1] == self._writers[kind].width:
+            return pixels
+        left = self.image.window.col
+        full = self._blank_rows(kind, len(pixels))
+        full[:, left : left + pixels.shape[1]] = pixels.reshape(
+            *pixels.shape[:2], -1
+        )
+        return full
 
     def _skip_to(self, kind: str, row: int) -> None:
         """Write rows without a valid pixel, up to some row."""
@@ -306,21 +376,6 @@ class Outputs:
         self._overview[np.ix_((top + rows) // step, (left + cols) // step)] = (
             classes[np.ix_(rows, cols)]
         )
-
-    def _tabulate(self) -> None:
-        """Write pixels and area of each class."""
-        place = self.image.reader.meta.georeference
-        area = None if place is None else place.pixel_area
-        total = max(self.counts.sum(), 1)
-        with (
-            atomic_path(self.paths['areas']) as part,
-            open(part, 'w', newline='') as file,
-        ):
-            table = csv.writer(file)
-            table.writerow(['class', 'pixels', 'share', 'square_metres'])
-            for name, count in zip(self.classes, self.counts, strict=False):
-                metres = '' if area is None else f'{count * area:.10g}'
-                table.writerow([name, count, f'{count / total:.6f}', metres])
 
     def _draw(self) -> None:
         assert self._overview is not None

@@ -16,6 +16,11 @@ from infsa_seg.raster import RasterReader, Window
 
 # Of pixels that are looked at at once, beside what bands are planned for.
 _STRIP_BYTES = 2**24
+# Along each side: places that are looked at, and their size in pixels; the
+# longer side of the level that is looked at, at least.
+_NUM_SPOTS, _SPOT, _SAMPLED = 12, 32, 2048
+# Of normalised values: more is another scale, and less is none at all.
+_FAR, _FLAT = 10, 0.1
 
 
 class RasterImage:
@@ -30,6 +35,13 @@ class RasterImage:
         window (Window): The part to read, of :func:`valid_window`.
         channels (sequence, optional): Numbers of the raster's channels, from
             1 on, in the order in which the model takes them.
+        stretch (sequence, optional): Percentiles of the values in each
+            channel that become 0 and 255, from a look at the whole raster.
+
+    Attributes:
+        value_range (tuple | None): The least and the largest value that was
+            seen in looking for them; None where nothing is valid.
+        notes (list[str]): What looks wrong about the values.
 
     Raises:
         ValueError: The raster has other channels than the model, or the
@@ -42,6 +54,7 @@ class RasterImage:
         model: BaseSegmentor,
         window: Window,
         channels: Sequence[int] | None = None,
+        stretch: Sequence[float] | None = None,
     ) -> None:
         self.reader = reader
         self.window = window
@@ -69,13 +82,34 @@ class RasterImage:
             )
         # Tokens are padded where the image ends, by the network.
         self._normalise.test_cfg = None
+        self._scale: tuple[np.ndarray, np.ndarray] | None = None
+        values = sample_values(reader, window)
+        if self._chosen is not None:
+            values = values[:, self._chosen]
+        self.value_range: tuple[float, float] | None = None
+        self.notes: list[str] = []
+        if not len(values):
+            return
+        self.value_range = float(values.min()), float(values.max())
+        if stretch is not None:
+            low, high = np.percentile(values, stretch, 0)
+            self._scale = low, np.maximum(high - low, 1e-12)
+        self.notes = self._doubt(values)
 
     def read(self, rows: Rows, columns: Rows) -> Tensor:
         """Float (1, channels, rows, columns)."""
         pixels = self.reader.read(self._at(rows, columns))
         if self._chosen is not None:
             pixels = pixels[..., self._chosen]
-        if pixels.dtype != np.uint8:
+        return self._prepare(pixels)
+
+    def _prepare(self, pixels: np.ndarray) -> Tensor:
+        """What the network gets of chosen channels (rows, columns, n)."""
+        if pixels.dtype != np.uint8 or self._scale is not None:
+            pixels = pixels.astype(np.float32)
+        if self._scale is not None:
+            low, width = self._scale
+            pixels = ((pixels - low) * (255 / width)).clip(0, 255)
             pixels = pixels.astype(np.float32)
         if pixels.shape[2] != self.channels:
             pixels = np.repeat(pixels, self.channels, 2)
@@ -85,6 +119,26 @@ class RasterImage:
         tensor = torch.from_numpy(pixels.transpose(2, 0, 1).copy())
         inputs: Tensor = self._normalise({'inputs': [tensor]})['inputs']
         return inputs
+
+    def _doubt(self, values: np.ndarray) -> list[str]:
+        """Say what if the values are not like those of the training."""
+        if not getattr(self._normalise, '_enable_normalize', False):
+            return []
+        seen = self._prepare(values[None])[0].flatten(1).float().numpy()
+        low, high = np.percentile(seen, (2, 98), 1)
+        is_far = max(abs(low).max(), abs(high).max()) > _FAR
+        is_flat = self.reader.meta.dtype.kind == 'f' and not (
+            (high - low > _FLAT).any()
+        )
+        if not (is_far or is_flat):
+            return []
+        first, last = values.min(), values.max()
+        return [
+            f'values from {first:g} to {last:g} become '
+            f'{low.min():.3g} to {high.max():.3g} by the mean and deviation '
+            'of the model, which expects about -3 to 3; use the data that it '
+            'was trained on, or --stretch 2,98'
+        ]
 
     def read_valid(self, rows: Rows, columns: Rows) -> Tensor | None:
         """Bool (rows, columns), or None if all pixels are valid."""
@@ -103,6 +157,41 @@ class RasterImage:
 def rows_at_once(row_bytes: int) -> int:
     """As many rows as take little memory, at least one."""
     return max(_STRIP_BYTES // row_bytes, 1)
+
+
+def sample_values(reader: RasterReader, window: Window) -> np.ndarray:
+    """Values of valid pixels from all over a window.
+
+    They are of its coarse level, if it has one, or of some spots.
+
+    Returns:
+        (n, channels) of pixels that are valid, if any is.
+    """
+    meta = reader.meta
+    sizes = meta.level_sizes
+    level = max(
+        (i for i, size in enumerate(sizes) if max(size) >= _SAMPLED),
+        default=0,
+    )
+    height, width = sizes[level]
+    found = []
+    for row in _spots(window.row, window.height, height / meta.height):
+        for col in _spots(window.col, window.width, width / meta.width):
+            spot = Window(row, col, _SPOT, _SPOT).clip(height, width)
+            pixels = reader.read(spot, level).reshape(-1, meta.channels)
+            valid = reader.read_valid(spot, level)
+            if valid is not None:
+                pixels = pixels[valid.ravel()]
+            found.append(pixels)
+    return np.concatenate(found)
+
+
+def _spots(start: int, length: int, scale: float) -> list[int]:
+    """Where to look along a side, evenly, in pixels of a level."""
+    count = min(_NUM_SPOTS, -(-length // _SPOT))
+    return [
+        int((start + length * index / count) * scale) for index in range(count)
+    ]
 
 
 def strips_of(reader: RasterReader) -> list[Rows]:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -13,9 +14,18 @@ from mmseg.models import BaseSegmentor
 from PIL import Image
 
 from infsa_seg.datasets import SceneReader
-from infsa_seg.raster import RasterReader, Window, open_raster
+from infsa_seg.raster import (
+    RasterMeta,
+    RasterReader,
+    TolerantReader,
+    Window,
+    open_raster,
+)
 
 from ..infer import parse_scene
+from .options import LargeOptions
+from .resolution import at_resolution
+from .tissue import TissueReader, find_tissue, read_tissue
 
 
 class Labels(Protocol):
@@ -26,29 +36,85 @@ class Labels(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What is to be segmented.
+
+    Attributes:
+        name (str): Of the input, as the user has it.
+        reader (RasterReader): At the resolution that was asked for.
+        full (RasterMeta): Of the full resolution.
+        tissue (ndarray, optional): Bool (rows, columns) for all of it; the
+            rest is not valid.
+        damage (TolerantReader, optional): Knows which blocks were damaged.
+        full_mpp (tuple, optional): Micrometres per pixel of the full
+            resolution, down and across.
+        notes (tuple[str]): What people should know before it starts.
+    """
+
+    name: str
+    reader: RasterReader
+    full: RasterMeta
+    tissue: np.ndarray | None = None
+    damage: TolerantReader | None = None
+    full_mpp: tuple[float, float] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_slide(self) -> bool:
+        """Whether it has levels or a size, and no place on earth."""
+        full = self.full
+        sized = len(full.level_sizes) > 1 or self.full_mpp is not None
+        return sized and full.georeference is None
+
+
 @contextmanager
 def open_source(
     model: BaseSegmentor,
     source: str | Path | RasterReader,
-    nodata: float | None = None,
-) -> Iterator[tuple[str, RasterReader]]:
-    """A name for what is to be segmented, and its reader.
+    options: LargeOptions | None = None,
+) -> Iterator[Source]:
+    """Open what is to be segmented.
 
     Args:
         model (BaseSegmentor): Its config says what a scene looks like.
         source (str | Path | RasterReader): A file, ``scene:SIZE``, or a
             reader, which stays open.
-        nodata (float, optional): Of a file, in place of its own.
+        options (LargeOptions, optional): How to read it.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is damaged, or an option does not fit it.
     """
-    if isinstance(source, RasterReader):
-        yield 'image', source
-        return
-    name = str(source)
-    if name.startswith('scene:'):
-        yield name, SceneReader(parse_scene(name, model.cfg)[1])
-        return
-    with open_raster(name, nodata) as reader:
-        yield name, reader
+    options = options or LargeOptions()
+    name = 'image' if isinstance(source, RasterReader) else str(source)
+    with ExitStack() as stack:
+        if isinstance(source, RasterReader):
+            reader = source
+        elif name.startswith('scene:'):
+            reader = SceneReader(parse_scene(name, model.cfg)[1])
+        else:
+            reader = open_raster(name, options.nodata, reader=options.reader)
+            stack.callback(reader.close)
+        full, damage = reader.meta, None
+        if options.tolerate_damage:
+            reader = damage = TolerantReader(reader)
+        reader, notes = at_resolution(
+            reader, options.res, options.level, options.mpp_override
+        )
+        tissue = None
+        if options.tissue not in (None, 'none'):
+            if options.tissue == 'auto':
+                tissue = find_tissue(reader)
+            else:
+                tissue = read_tissue(options.tissue, reader)
+            reader = TissueReader(reader, tissue)
+            if not tissue.any():
+                notes.append('no tissue is there; nothing will be valid')
+        mpp = full.mpp
+        if options.mpp_override is not None:
+            mpp = (options.mpp_override, options.mpp_override)
+        yield Source(name, reader, full, tissue, damage, mpp, tuple(notes))
 
 
 def stem_of(model: BaseSegmentor, name: str) -> str:
