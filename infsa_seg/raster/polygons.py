@@ -1,21 +1,16 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-"""Polygons of a class map that is seen band by band.
-
-All coordinates here are corners of pixels, (x, y) = (col, row), whole numbers
-as float64. Rings are closed: the last point is the first. Exteriors run
-clockwise for who takes y as pointing up, holes the other way; so the polygon
-is always on the same side of its edges, and parts of one can be joined by
-following the edges.
-"""
+"""Polygons of a class map that is seen band by band."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
+
+from . import rings as _rings
 
 # Polygons that are Python objects at the same time.
 _BATCH = 8192
@@ -23,15 +18,16 @@ _BATCH = 8192
 
 @dataclasses.dataclass(frozen=True)
 class Polygons:
-    """Polygons as flat arrays, in the order of shapely's ragged arrays.
+    """Polygons as flat arrays, as ``shapely.from_ragged_array`` takes them.
 
     Attributes:
         classes: class of each, int64 (polygons,).
-        points: corners of all rings, float64 (points, 2).
-        ring_offsets: where each ring begins in ``points``, and its length at
-            the end, int64 (rings + 1,).
+        points: corners (x, y) = (col, row) of all rings, whole numbers as
+            float64 (points, 2). Rings are closed.
+        ring_offsets: where each ring begins in ``points`` and the last one
+            ends, int64 (rings + 1,).
         offsets: where each polygon begins among the rings, its exterior
-            first, and their number at the end, int64 (polygons + 1,).
+            first, and the last one ends, int64 (polygons + 1,).
     """
 
     classes: np.ndarray
@@ -42,49 +38,33 @@ class Polygons:
     def __len__(self) -> int:
         return len(self.classes)
 
-    @classmethod
-    def from_rings(
-        cls, classes: list[int], polygons: list[list[np.ndarray]]
+    def take(
+        self, polygons: np.ndarray, rings: np.ndarray | None = None
     ) -> Polygons:
-        """Of lists of rings, the exterior first."""
-        rings = [ring for polygon in polygons for ring in polygon]
-        return cls(
-            np.array(classes, np.int64),
-            np.concatenate([np.empty((0, 2)), *rings]),
-            _offsets([len(ring) for ring in rings]),
-            _offsets([len(polygon) for polygon in polygons]),
-        )
-
-    def rings(self, polygon: int) -> list[np.ndarray]:
-        """The rings of one of them, each (points, 2)."""
-        bounds = self.ring_offsets[
-            self.offsets[polygon] : self.offsets[polygon + 1] + 1
-        ].tolist()
-        return [
-            self.points[start:stop]
-            for start, stop in zip(bounds, bounds[1:], strict=False)
-        ]
-
-    def take(self, polygons: np.ndarray, rings: np.ndarray) -> Polygons:
         """Some of them.
 
         Args:
-            polygons: which to keep, bool (polygons,).
-            rings: which of their rings to keep, bool (rings,).
+            polygons: Which to keep, bool (polygons,).
+            rings: Which of their rings to keep, bool (rings,); all if None.
         """
-        rings = rings & np.repeat(polygons, np.diff(self.offsets))
-        sizes = np.diff(self.ring_offsets)
-        counts = np.add.reduceat(rings, self.offsets[:-1], dtype=np.int64)
+        sizes = np.diff(self.offsets)
+        kept = np.repeat(polygons, sizes)
+        if rings is not None:
+            kept &= rings
+        sizes = np.add.reduceat(kept, self.offsets[:-1], dtype=np.int64)
+        points, ring_offsets = _rings.gather(
+            self.points, self.ring_offsets, np.flatnonzero(kept)
+        )
         return Polygons(
             self.classes[polygons],
-            self.points[np.repeat(rings, sizes)],
-            _offsets(sizes[rings]),
-            _offsets(counts[polygons]),
+            points,
+            ring_offsets,
+            _rings.offsets_of(sizes[polygons]),
         )
 
     def ring_areas(self) -> np.ndarray:
         """Square pixels within each ring, float64 (rings,)."""
-        return np.abs(_signed_areas(self.points, self.ring_offsets))
+        return np.abs(_rings.signed_areas(self.points, self.ring_offsets))
 
 
 class BandPolygons:
@@ -92,74 +72,63 @@ class BandPolygons:
 
     A polygon is a set of pixels of one class that hang together by their
     edges. One that touches the lower border of the last band is kept until
-    it is known how it goes on; all others are given away at once. The cut
-    into bands makes no difference to the polygons, only to their order.
+    it is known how it goes on; all others are given away at once. How the
+    map is cut into bands makes no difference to the polygons, only to the
+    order of them.
 
     Args:
         width: Columns of the map.
     """
 
     def __init__(self, width: int) -> None:
-        self._width = width
         self._row = 0
         self._open: list[_Part] = []
-        # Of the last row: class and validity; which open part has a pixel.
+        # Of the last row: class and validity, and which open part it is of.
         self._classes = np.zeros(width, np.uint8)
         self._valid = np.zeros(width, bool)
         self._owners = np.zeros(width, np.int64)
 
     @property
     def num_open(self) -> int:
-        """Polygons that are kept as they may go on in the next band."""
+        """Polygons that are kept, as they may go on in the next band."""
         return len(self._open)
 
     def add(
         self, row: int, classes: np.ndarray, valid: np.ndarray
     ) -> Iterator[Polygons]:
-        """Take a band; give the polygons that it completes.
+        """Take a band; give the polygons that are complete by it.
 
         Args:
             row: Number of its first row. If rows are missing before it,
                 nothing goes on across the gap.
             classes: uint8 or uint16 (rows, width).
-            valid: bool (rows, width); False pixels are of no polygon.
+            valid: bool (rows, width); pixels that are not are of no polygon.
         """
         if row != self._row:
             yield from self.finish()
-        parts: list[_Part] = []
         end = row + len(classes)
+        parts: list[_Part] = []
         for batch in _polygonize(row, classes, valid):
             top, bottom = _extent(batch)
             touches = (top == row) | (bottom == end)
-            inner = ~touches
-            if inner.any():
-                yield batch.take(
-                    inner, np.ones(len(batch.ring_offsets) - 1, bool)
-                )
-            # Copied: a view would keep the batch.
-            parts += [
-                _Part(
-                    int(batch.classes[i]),
-                    [ring.copy() for ring in batch.rings(i)],
-                    bool(bottom[i] == end),
-                )
-                for i in np.flatnonzero(touches).tolist()
-            ]
-        groups = self._join(row, classes[0], valid[0], parts)
-        self._open = [part for part in groups if part.goes_on]
+            if not touches.all():
+                yield batch.take(~touches)
+            if touches.any():
+                parts += _parts(batch.take(touches), bottom[touches] == end)
+        parts = self._join(row, classes[0], valid[0], parts)
+        self._open = [part for part in parts if part.goes_on]
         self._classes, self._valid = classes[-1].copy(), valid[-1].copy()
         self._owners = _owners(self._open, end, self._valid)
         self._row = end
-        closed = [part for part in groups if not part.goes_on]
-        if closed:
-            yield _complete(closed)
+        complete = [part for part in parts if not part.goes_on]
+        if complete:
+            yield _complete(complete)
 
     def finish(self) -> Iterator[Polygons]:
         """Give the polygons that are still kept: nothing follows."""
-        closed, self._open = self._open, []
-        self._valid[:] = False
-        if closed:
-            yield _complete(closed)
+        complete, self._open = self._open, []
+        if complete:
+            yield _complete(complete)
 
     def _join(
         self,
@@ -168,7 +137,7 @@ class BandPolygons:
         valid: np.ndarray,
         parts: list[_Part],
     ) -> list[_Part]:
-        """Join the open parts with those of the band that begins at row.
+        """Join what is open with the parts in the band that begins at row.
 
         Args:
             row: Number of the first row of the band.
@@ -177,26 +146,28 @@ class BandPolygons:
             parts: Of the band, those that touch a border of it.
 
         Returns:
-            What they are together.
+            The polygons that they are together.
         """
         if not self._open:
             return parts
         same = (classes == self._classes) & valid & self._valid
-        # Runs of columns in which the border is no border.
-        starts, stops = (
-            np.flatnonzero(np.diff(same, prepend=False, append=False))
-            .reshape(-1, 2)
-            .T
+        lower = _owners(parts, row, valid) + len(self._open)
+        pairs = np.unique(
+            np.stack([self._owners[same], lower[same]], 1), axis=0
         )
         nodes = self._open + parts
-        below = _owners(parts, row, valid) + len(self._open)
-        pairs = np.unique(
-            np.stack([self._owners[same], below[same]], 1), axis=0
-        )
+        # Where both sides are of one polygon, the border is no edge of it.
+        changes = np.diff(same, prepend=False, append=False)
+        starts, stops = np.flatnonzero(changes).reshape(-1, 2).T
+        pieces = iter(_rings.cut(*_lines(nodes), row, starts, stops))
+        for part in nodes:
+            part.lines = [
+                piece for _ in part.lines for piece in next(pieces)
+            ]
         for part in self._open:
-            part.keep(part.cut(row, starts, stops))
-        for part in parts:
-            part.lines = part.cut(row, starts, stops)
+            part.keep_lines()
+            # Whether it does is for its parts in this band to say.
+            part.goes_on = False
         roots = list(range(len(nodes)))
 
         def root_of(node: int) -> int:
@@ -205,58 +176,50 @@ class BandPolygons:
                 node = roots[node]
             return node
 
-        # Which of the open parts go on is for the new ones to say.
-        for part in self._open:
-            part.goes_on = False
         for pair in pairs.tolist():
-            upper, lower = map(root_of, pair)
-            if upper != lower:
-                # Long lists stay; short ones are copied.
-                if nodes[upper].size < nodes[lower].size:
-                    upper, lower = lower, upper
-                roots[lower] = upper
-                nodes[upper].absorb(nodes[lower])
+            one, other = map(root_of, pair)
+            if one != other:
+                # Long lists stay, short ones are copied.
+                if nodes[one].size < nodes[other].size:
+                    one, other = other, one
+                roots[other] = one
+                nodes[one].absorb(nodes[other])
         return [part for i, part in enumerate(nodes) if roots[i] == i]
 
 
 class _Part:
-    """A polygon, of which more may lie below.
+    """A polygon of which more may lie below.
 
     Args:
         label: Its class.
-        rings: The exterior first: only this can lie on a border of the band.
+        lines: Those that may lie on the borders of the last band: its
+            exterior, or what is left of it. Closed or not.
+        rings: All other rings so far.
         goes_on: Whether it touches the lower border of the last band.
     """
 
     def __init__(
-        self, label: int, rings: list[np.ndarray], goes_on: bool
+        self,
+        label: int,
+        lines: list[np.ndarray],
+        rings: list[np.ndarray],
+        goes_on: bool,
     ) -> None:
-        self.label, self.goes_on = label, goes_on
-        # Those of the last band that may lie on its borders, closed or not.
-        self.lines = rings[:1]
-        self.rings = rings[1:]
-        # Edges from one border to another, where the polygon goes on.
+        self.label, self.lines, self.rings = label, lines, rings
+        self.goes_on = goes_on
+        # Lines from one border to another, where the polygon goes on.
         self.chains: list[np.ndarray] = []
-        self.is_joined = False
 
     @property
     def size(self) -> int:
         return len(self.rings) + len(self.chains)
 
-    def cut(
-        self, row: int, starts: np.ndarray, stops: np.ndarray
-    ) -> list[np.ndarray]:
-        """Take its lines, without edges in runs of columns of a border."""
-        lines, self.lines = self.lines, []
-        return [
-            piece for line in lines for piece in _cut(line, row, starts, stops)
-        ]
-
-    def keep(self, lines: Iterable[np.ndarray]) -> None:
-        """Keep lines that lie on no border that is yet to come."""
-        for line in lines:
-            kept = self.rings if _is_closed(line) else self.chains
-            kept.append(line)
+    def keep_lines(self) -> None:
+        """Keep its lines as such that are on no border yet to come."""
+        for line in self.lines:
+            is_closed = bool((line[0] == line[-1]).all())
+            (self.rings if is_closed else self.chains).append(line)
+        self.lines = []
 
     def absorb(self, other: _Part) -> None:
         """Become one with another."""
@@ -264,21 +227,6 @@ class _Part:
         self.rings += other.rings
         self.chains += other.chains
         self.goes_on |= other.goes_on
-        self.is_joined = True
-
-    def complete(self) -> list[np.ndarray]:
-        """Its rings, the exterior first, when nothing more can come."""
-        self.keep(self.lines)
-        if not self.is_joined:
-            # One part: its only line is the exterior.
-            return [self.rings[-1], *self.rings[:-1]]
-        rings = [_corners(ring) for ring in self.rings + _link(self.chains)]
-        rings = _split(rings)
-        areas = _signed_areas(
-            np.concatenate(rings), _offsets([len(ring) for ring in rings])
-        )
-        exterior = int(np.argmin(areas))
-        return [rings.pop(exterior), *rings]
 
 
 def _polygonize(
@@ -287,13 +235,14 @@ def _polygonize(
     """The polygons of a band by itself, in batches."""
     from rasterio.features import shapes
 
+    # With 8 neighbours there would be polygons that cross each other.
     found: Iterator[tuple[dict[str, Any], float]] = shapes(
         classes, mask=None if valid.all() else valid, connectivity=4
     )
     while batch := list(islice(found, _BATCH)):
         polygons = [shape['coordinates'] for shape, _ in batch]
         rings = list(chain.from_iterable(polygons))
-        ring_offsets = _offsets([len(ring) for ring in rings])
+        ring_offsets = _rings.offsets_of([len(ring) for ring in rings])
         flat = chain.from_iterable(chain.from_iterable(rings))
         points = np.fromiter(flat, np.float64, 2 * ring_offsets[-1])
         points = points.reshape(-1, 2)
@@ -302,13 +251,47 @@ def _polygonize(
             np.array([label for _, label in batch], np.int64),
             points,
             ring_offsets,
-            _offsets([len(polygon) for polygon in polygons]),
+            _rings.offsets_of([len(polygon) for polygon in polygons]),
         )
 
 
+def _parts(polygons: Polygons, goes_on: np.ndarray) -> list[_Part]:
+    rings = _rings.unpack(polygons.points, polygons.ring_offsets)
+    bounds = polygons.offsets.tolist()
+    return [
+        _Part(label, [rings[start]], rings[start + 1 : stop], is_open)
+        for label, start, stop, is_open in zip(
+            polygons.classes.tolist(),
+            bounds,
+            bounds[1:],
+            goes_on.tolist(),
+            strict=False,
+        )
+    ]
+
+
+def _lines(parts: list[_Part]) -> _rings.Lines:
+    return _rings.pack([line for part in parts for line in part.lines])
+
+
 def _complete(parts: list[_Part]) -> Polygons:
-    return Polygons.from_rings(
-        [part.label for part in parts], [part.complete() for part in parts]
+    """The polygons to which nothing more can come."""
+    rings, counts = [], []
+    for part in parts:
+        part.keep_lines()
+        own = part.rings + _rings.link(part.chains)
+        rings += own
+        counts.append(len(own))
+    owners = np.repeat(np.arange(len(parts)), counts)
+    points, offsets = _rings.opened(*_rings.pack(rings))
+    points, offsets, owners = _rings.split(points, offsets, owners)
+    points, offsets = _rings.closed(points, offsets)
+    # By polygon; of each, the exterior first.
+    order = np.lexsort([_rings.signed_areas(points, offsets), owners])
+    return Polygons(
+        np.array([part.label for part in parts], np.int64),
+        *_rings.gather(points, offsets, order),
+        _rings.offsets_of(np.bincount(owners)),
     )
 
 
@@ -323,7 +306,7 @@ def _extent(polygons: Polygons) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _owners(parts: list[_Part], row: int, valid: np.ndarray) -> np.ndarray:
-    """Which of the parts has each pixel along a border.
+    """Which of the parts each pixel along a border belongs to.
 
     Args:
         parts: All that have edges there.
@@ -331,179 +314,19 @@ def _owners(parts: list[_Part], row: int, valid: np.ndarray) -> np.ndarray:
         valid: Of the pixels on the side of the parts, bool (width,).
 
     Returns:
-        int64 (width,), -1 where the pixel is not valid.
+        int64 (width,); any number where a pixel is not valid.
     """
-    lefts, rights, numbers = [], [], []
-    for number, part in enumerate(parts):
-        for line in part.lines:
-            edges = _edges(line, row)
-            ends = line[edges, 0], line[edges + 1, 0]
-            lefts.append(np.minimum(*ends))
-            rights.append(np.maximum(*ends))
-            numbers.append(np.full(len(edges), number))
-    owners = np.full(len(valid), -1)
-    if lefts:
-        left, right = np.concatenate(lefts), np.concatenate(rights)
-        # Side by side, they cover the valid pixels.
-        order = np.argsort(left)
-        lengths = (right - left)[order].astype(np.int64)
-        owners[valid] = np.repeat(np.concatenate(numbers)[order], lengths)
+    points, offsets = _lines(parts)
+    edges = _rings.edges_at(points, offsets, row)
+    ends = points[edges, 0], points[edges + 1, 0]
+    left = np.minimum(*ends)
+    lengths = (np.maximum(*ends) - left).astype(np.int64)
+    line = np.searchsorted(offsets, edges, 'right') - 1
+    owner = np.repeat(
+        np.arange(len(parts)), [len(part.lines) for part in parts]
+    )[line]
+    # Side by side, they cover the valid pixels.
+    order = np.argsort(left)
+    owners = np.zeros(len(valid), np.int64)
+    owners[valid] = np.repeat(owner[order], lengths[order])
     return owners
-
-
-def _edges(line: np.ndarray, row: int) -> np.ndarray:
-    """Where in a line the edges along a border begin."""
-    level = line[:, 1] == row
-    return np.flatnonzero(level[:-1] & level[1:])
-
-
-def _cut(
-    line: np.ndarray, row: int, starts: np.ndarray, stops: np.ndarray
-) -> list[np.ndarray]:
-    """What is left of a line, closed or not, without some of its edges.
-
-    Args:
-        line: (points, 2).
-        row: Of the border.
-        starts: First column of each run of the border that is left out.
-        stops: Columns after them.
-    """
-    pieces: list[np.ndarray] = []
-    begin, lead = 0, line[:0]
-    for edge in _edges(line, row).tolist():
-        enter, leave = line[edge, 0], line[edge + 1, 0]
-        low, high = min(enter, leave), max(enter, leave)
-        first = np.searchsorted(stops, low, 'right')
-        last = np.searchsorted(starts, high, 'left')
-        runs = np.stack([starts[first:last], stops[first:last]], 1)
-        runs = np.clip(runs, low, high)
-        if leave < enter:
-            runs = runs[::-1, ::-1]
-        for x, next_x in runs.tolist():
-            pieces.append(
-                np.concatenate([lead, line[begin : edge + 1], [[x, row]]])
-            )
-            begin, lead = edge + 1, np.array([[next_x, row]], float)
-    if not pieces:
-        return [line]
-    pieces.append(np.concatenate([lead, line[begin:]]))
-    if _is_closed(line):
-        first_piece = pieces.pop(0)
-        pieces.append(np.concatenate([pieces.pop(), first_piece[1:]]))
-    # A run that ends at a corner gives this corner twice.
-    pieces = [
-        piece[np.append(True, (piece[1:] != piece[:-1]).any(1))]
-        for piece in pieces
-    ]
-    return [piece for piece in pieces if len(piece) > 1]
-
-
-def _link(chains: list[np.ndarray]) -> list[np.ndarray]:
-    """Join chains, each of which ends where one begins, to rings."""
-    following = {piece[0].tobytes(): i for i, piece in enumerate(chains)}
-    unused = dict.fromkeys(range(len(chains)))
-    rings = []
-    while unused:
-        i = next(iter(unused))
-        pieces = [chains[i][:1]]
-        while i in unused:
-            del unused[i]
-            pieces.append(chains[i][1:])
-            i = following[chains[i][-1].tobytes()]
-        rings.append(np.concatenate(pieces))
-    return rings
-
-
-def _corners(ring: np.ndarray) -> np.ndarray:
-    """A ring without the points at which it goes straight on."""
-    points = ring[:-1]
-    straight = points == np.roll(points, -1, 0)
-    # Two edges in a row along the same axis.
-    turns = ~(straight & np.roll(straight, 1, 0)).any(1)
-    corners = points[turns]
-    return np.concatenate([corners, corners[:1]])
-
-
-def _split(rings: list[np.ndarray]) -> list[np.ndarray]:
-    """Cut rings where a polygon touches itself at a corner.
-
-    Two of its pixels meet there. A ring that follows each of them around the
-    corner passes it twice; the holes and the exterior that touch there are
-    told apart by crossing from one pixel to the other.
-
-    Args:
-        rings: All of one polygon, corners only.
-    """
-    points = np.concatenate([ring[:-1] for ring in rings])
-    lengths = np.array([len(ring) - 1 for ring in rings])
-    offsets = _offsets(lengths)
-    key = points[:, 0] + 1j * points[:, 1]
-    order = np.argsort(key, kind='stable')
-    twice = np.flatnonzero(key[order[1:]] == key[order[:-1]])
-    one, other = order[twice], order[twice + 1]
-    # The edges around the corner: before and after it, as GDAL orients them.
-    starts, sizes = (np.repeat(a, lengths) for a in (offsets[:-1], lengths))
-    place = np.arange(len(points)) - starts
-
-    def neighbour(of: np.ndarray, step: int) -> np.ndarray:
-        return points[starts[of] + (place[of] + step) % sizes[of]]
-
-    before = points[one] - neighbour(one, -1)
-    after = neighbour(one, 1) - points[one]
-    convex = before[:, 0] * after[:, 1] < before[:, 1] * after[:, 0]
-    one, other = one[convex], other[convex]
-    if not len(one):
-        return rings
-    partner = dict(
-        zip(
-            np.append(one, other).tolist(),
-            np.append(other, one).tolist(),
-            strict=True,
-        )
-    )
-    # From each passage of such a corner to the next one on its ring.
-    passages = np.sort(np.fromiter(partner, np.int64, len(partner)))
-    bounds = np.searchsorted(passages, offsets)
-    result, tails = [], {}
-    for i, ring in enumerate(rings):
-        own = passages[bounds[i] : bounds[i + 1]]
-        if not len(own):
-            result.append(ring)
-            continue
-        cuts = own - offsets[i]
-        around = np.concatenate([ring[:-1], ring[: cuts[0] + 1]])
-        stops = np.append(cuts[1:], len(ring) - 1 + cuts[0])
-        for passage, following, start, stop in zip(
-            own.tolist(), np.roll(own, -1).tolist(), cuts, stops, strict=True
-        ):
-            tails[passage] = around[start + 1 : stop + 1], following
-    while tails:
-        passage = next(iter(tails))
-        pieces = []
-        while passage in tails:
-            tail, following = tails.pop(passage)
-            pieces.append(tail)
-            passage = partner[following]
-        corners = np.concatenate(pieces)
-        result.append(np.concatenate([corners, corners[:1]]))
-    return result
-
-
-def _is_closed(line: np.ndarray) -> bool:
-    return bool((line[0] == line[-1]).all())
-
-
-def _offsets(sizes: Any) -> np.ndarray:
-    """Where each of consecutive pieces begins, and the last one ends."""
-    return np.append(0, np.cumsum(sizes, dtype=np.int64))
-
-
-def _signed_areas(points: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """The area within each closed ring, negative for exteriors."""
-    # Relative to their first points: exact, however far from the origin.
-    near = points - np.repeat(points[offsets[:-1]], np.diff(offsets), axis=0)
-    x, y = near.T
-    # A ring's last point has no successor: that product is left out as the
-    # next ring begins at (0, 0) of its own.
-    cross = np.append(x[:-1] * y[1:] - x[1:] * y[:-1], 0.0)
-    return np.asarray(np.add.reduceat(cross, offsets[:-1])) / 2
