@@ -4,6 +4,7 @@
 from .georeference import ControlPoint, Georeference
 from .meta import RasterMeta
 from .reader import RasterReader, open_raster
+from .vectors import PolygonWriter
 from .window import Window
 from .writer import GeoTiffWriter, output_nbytes
 
@@ -11,6 +12,7 @@ __all__ = [
     'ControlPoint',
     'GeoTiffWriter',
     'Georeference',
+    'PolygonWriter',
     'RasterMeta',
     'RasterReader',
     'Window',

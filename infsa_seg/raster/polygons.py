@@ -161,9 +161,7 @@ class BandPolygons:
         starts, stops = np.flatnonzero(changes).reshape(-1, 2).T
         pieces = iter(_rings.cut(*_lines(nodes), row, starts, stops))
         for part in nodes:
-            part.lines = [
-                piece for _ in part.lines for piece in next(pieces)
-            ]
+            part.lines = [piece for _ in part.lines for piece in next(pieces)]
         for part in self._open:
             part.keep_lines()
             # Whether it does is for its parts in this band to say.

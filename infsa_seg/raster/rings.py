@@ -10,6 +10,7 @@ following the edges.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +32,12 @@ def pack(lines: Sequence[np.ndarray]) -> Lines:
 def unpack(points: np.ndarray, offsets: np.ndarray) -> list[np.ndarray]:
     """The lines in flat arrays, each in memory of its own."""
     bounds = offsets.tolist()
-    return [
-        points[start:stop].copy()
-        for start, stop in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [points[start:stop].copy() for start, stop in pairwise(bounds)]
 
 
-def gather(points: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> Lines:
+def gather(
+    points: np.ndarray, offsets: np.ndarray, order: np.ndarray
+) -> Lines:
     """Some of the lines, in another order."""
     sizes = np.diff(offsets)[order]
     bounds = offsets_of(sizes)
@@ -152,9 +152,7 @@ def opened(points: np.ndarray, offsets: np.ndarray) -> Lines:
     kept[offsets[1:] - 1] = False
     points, offsets = points[kept], offsets_of(kept)[offsets]
     before, after = _neighbours(offsets)
-    turns = ~(
-        (points == points[before]) & (points == points[after])
-    ).any(1)
+    turns = ~((points == points[before]) & (points == points[after])).any(1)
     return points[turns], offsets_of(turns)[offsets]
 
 
@@ -212,7 +210,8 @@ def split(
     # After it comes the way from the other passage of the corner.
     onwards = other[following].tolist()
     unused = dict.fromkeys(range(len(passages)))
-    ways, counts = [], []
+    ways: list[int] = []
+    counts = []
     while unused:
         way, count = next(iter(unused)), len(ways)
         while way in unused:
