@@ -8,6 +8,7 @@ from .meta import RasterMeta
 from .reader import READERS, RasterReader, open_raster
 from .resampled import ResampledReader
 from .style import write_qml
+from .vectors import PolygonWriter
 from .window import Window
 from .writer import GeoTiffWriter
 
@@ -16,6 +17,7 @@ __all__ = [
     'ControlPoint',
     'GeoTiffWriter',
     'Georeference',
+    'PolygonWriter',
     'RasterMeta',
     'RasterReader',
     'ResampledReader',
