@@ -51,7 +51,7 @@ from .options import DTYPES, LargeOptions
 from .outputs import Outputs, difference
 from .paths import paths_of
 from .raster_image import RasterImage, valid_window
-from .sources import Source, open_labels, stem_of
+from .sources import Source, naming, open_labels, stem_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +101,10 @@ class LargeJob:
         found = valid_window(reader)
         self.is_blank = found is None
         window = found or Window(0, 0, meta.height, meta.width)
-        self.image = RasterImage(
-            reader, model, window, options.channels, options.stretch
-        )
+        with naming(self.name):
+            self.image = RasterImage(
+                reader, model, window, options.channels, options.stretch
+            )
         self.grid = Grid(window.height, window.width, self.network.patch_size)
         self.notes = [*source.notes, *self.image.notes]
         stem = stem_of(model, self.name)

@@ -22,6 +22,7 @@ from infsa_seg.raster import (
     PolygonWriter,
     Window,
     class_map_type,
+    output_nbytes,
     write_qml,
 )
 
@@ -99,12 +100,19 @@ class Outputs:
         self._blanks = {'mask': self.nodata, 'probs': 0, 'centrality': np.nan}
 
     @property
+    def _has_pyramid(self) -> bool:
+        wanted = self.options.pyramid
+        return self.source.is_slide if wanted is None else wanted
+
+    @property
     def pixel_bytes(self) -> int:
         """What is held per pixel of a band."""
         meta = self.image.reader.meta
         # The pixels as read, as numbers and normalised; classes; labels.
         held = meta.channels * meta.dtype.itemsize + 12 * self.image.channels
         held += 8 + 3 * self.dtype.itemsize + 9 * (self.labels is not None)
+        if self.image.is_stretched:
+            held += 16 * self.image.channels
         if self.probs is not None:
             held += 2 * self.num_channels * self.probs.itemsize
         return held
@@ -129,10 +137,12 @@ class Outputs:
     def disk_bytes(self) -> int:
         """Size of the files before compression."""
         meta = self.image.reader.meta
-        per_pixel = self.dtype.itemsize
+        form = meta.height, meta.width
+        size = output_nbytes(
+            *form, 1, self.dtype, self._has_pyramid, self.options.cog
+        )
         if self.probs is not None:
-            per_pixel += self.num_channels * self.probs.itemsize
-        size = meta.height * meta.width * per_pixel
+            size += output_nbytes(*form, self.num_channels, self.probs)
         if 'centrality' in self.paths:
             size += 4 * self.grid.rows * self.grid.columns
         return size
@@ -154,9 +164,6 @@ class Outputs:
             'MODEL': json.dumps(self.run['model']),
             'OPTIONS': json.dumps(self.run['options']),
         }
-        pyramid = options.pyramid
-        if pyramid is None:
-            pyramid = self.source.is_slide
         palette = [(r, g, b) for r, g, b in self.palette]
         kinds: dict[str, dict[str, Any]] = {
             'mask': dict(
@@ -164,7 +171,7 @@ class Outputs:
                 nodata=self.nodata,
                 class_names=self.classes,
                 palette=palette if self.dtype == np.uint8 else None,
-                pyramid=pyramid,
+                pyramid=self._has_pyramid,
                 cog=options.cog,
                 mpp=None if meta.georeference else meta.mpp,
             ),

@@ -96,6 +96,11 @@ class RasterImage:
             self._scale = low, np.maximum(high - low, 1e-12)
         self.notes = self._doubt(values)
 
+    @property
+    def is_stretched(self) -> bool:
+        """Whether values are changed before the model's normalisation."""
+        return self._scale is not None
+
     def read(self, rows: Rows, columns: Rows) -> Tensor:
         """Float (1, channels, rows, columns)."""
         pixels = self.reader.read(self._at(rows, columns))

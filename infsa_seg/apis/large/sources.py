@@ -99,15 +99,16 @@ def open_source(
         full, damage = reader.meta, None
         if options.tolerate_damage:
             reader = damage = TolerantReader(reader)
-        reader, notes = at_resolution(
-            reader, options.res, options.level, options.mpp_override
-        )
         tissue = None
-        if options.tissue not in (None, 'none'):
+        with naming(name):
+            reader, notes = at_resolution(
+                reader, options.res, options.level, options.mpp_override
+            )
             if options.tissue == 'auto':
                 tissue = find_tissue(reader)
-            else:
-                tissue = read_tissue(options.tissue, reader)
+        if options.tissue not in (None, 'auto', 'none'):
+            tissue = read_tissue(options.tissue, reader)
+        if tissue is not None:
             reader = TissueReader(reader, tissue)
             if not tissue.any():
                 notes.append('no tissue is there; nothing will be valid')
@@ -115,6 +116,17 @@ def open_source(
         if options.mpp_override is not None:
             mpp = (options.mpp_override, options.mpp_override)
         yield Source(name, reader, full, tissue, damage, mpp, tuple(notes))
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Say of which input a ValueError is, if it does not say so itself."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith(name):
+            raise
+        raise ValueError(f'{name}: {error}') from error
 
 
 def stem_of(model: BaseSegmentor, name: str) -> str:
