@@ -30,7 +30,10 @@ class Rung(NamedTuple):
 
 
 OPENMMLAB = ('mmcv', 'mmengine', 'mmseg')
-READERS = ('rasterio', 'openslide', 'tifffile', 'imagecodecs')
+READERS = (
+    *('rasterio', 'openslide', 'tifffile', 'imagecodecs'),
+    *('shapely', 'pyogrio'),
+)
 OPTIONAL = (*READERS, 'deepspeed', 'kornia')
 
 LADDER = {
