@@ -157,6 +157,8 @@ class Outputs:
         meta, options = self.image.reader.meta, self.options
         overwrite = options.overwrite
         for path in self.paths.values():
+            if path.is_dir():
+                raise IsADirectoryError(f'{path}: is a directory')
             if path.exists() and not overwrite:
                 raise FileExistsError(f'{path}: exists; use --overwrite')
         tags = {
