@@ -3,6 +3,7 @@
 
 from .bands import Grid, Image, read_token_mask
 from .classes import class_rows, classify, probabilities
+from .layout import Layout
 from .plan import (
     Plan,
     format_bytes,
@@ -22,6 +23,7 @@ __all__ = [
     'Grid',
     'Image',
     'Journal',
+    'Layout',
     'Piece',
     'Plan',
     'RamStore',

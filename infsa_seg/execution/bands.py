@@ -10,9 +10,6 @@ from torch import Tensor
 
 from infsa_seg.ops import Rows, bands_of
 
-# Columns without a valid token that are worth a cut.
-_GAP = 32
-
 
 class Image(Protocol):
     """An image that is read in parts and never all at once.
@@ -61,6 +58,11 @@ class Grid(NamedTuple):
         """Token columns."""
         return -(-self.width // self.patch_size)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Token rows and columns."""
+        return self.rows, self.columns
+
     def pixel_rows(self, rows: Rows) -> Rows:
         """The pixel rows of some token rows."""
         return Rows(
@@ -95,29 +97,6 @@ def read_token_mask(image: Image, grid: Grid, band_rows: int) -> Tensor | None:
             return None
         mask[slice(*rows)] = any_valid(valid, grid.patch_size)
     return None if mask.all() else mask
-
-
-def valid_runs(valid: Tensor) -> list[Rows]:
-    """The columns of a band in which a token is valid.
-
-    Args:
-        valid: bool (rows, columns).
-
-    Returns:
-        Ranges of columns with wide gaps between them, from the left; none
-        where nothing is valid.
-    """
-    columns = valid.any(0).nonzero()[:, 0]
-    if not len(columns):
-        return []
-    # The last columns before a gap.
-    ends = (columns.diff() > _GAP).nonzero()[:, 0]
-    starts = [0, *(ends + 1).tolist()]
-    stops = [*ends.tolist(), len(columns) - 1]
-    return [
-        Rows(int(columns[first]), int(columns[last]) + 1)
-        for first, last in zip(starts, stops, strict=True)
-    ]
 
 
 def any_valid(valid: Tensor, patch_size: int) -> Tensor:

@@ -20,6 +20,7 @@ from infsa_seg.layers.protocol import BandNetwork
 from infsa_seg.ops import Rows
 
 from .bands import Grid
+from .layout import Layout
 from .resize import Piece
 from .streaming import Streaming
 from .sweeps import Sweep, split_sweeps
@@ -135,13 +136,12 @@ def _measure_bands(
         # Between valid ones, for the ends would be cut off.
         valid[:, 1 : grid.columns - 1 : _EVERY] = False
     tracker = _Tracker(_weights(network))
-    shape = (grid.rows, grid.columns)
+    layout = Layout(*grid.shape, valid)
     streaming = Streaming(
         network,
         image,
-        valid,
-        _NoStore(*shape, network.embed_dims, dtype),
-        _NoStore(*shape, network.tap_dims, dtype),
+        _NoStore(layout, network.embed_dims, dtype),
+        _NoStore(layout, network.tap_dims, dtype),
         band_rows,
         torch.device('meta'),
         dtype,
@@ -286,11 +286,14 @@ class _NoStore(TokenStore):
     """A store without numbers."""
 
     def read(self, rows: Rows, columns: Rows) -> Tensor:
-        shape = (1, rows.num_rows, columns.num_rows, self.shape[2])
+        shape = (1, rows.num_rows, columns.num_rows, self.width)
         return torch.empty(shape, dtype=self.dtype, device='meta')
 
     def write(self, rows: Rows, columns: Rows, x: Tensor) -> None:
         pass
+
+    def _view(self, first: int, count: int, writing: bool) -> Tensor:
+        raise AssertionError('nothing is kept')
 
     def flip(self) -> None:
         pass

@@ -9,10 +9,12 @@ import re
 import time
 
 import torch
+from torch import Tensor
 
 from infsa_seg.layers.protocol import BandNetwork
 
 from .bands import Grid
+from .layout import Layout
 from .measure import measure
 
 _UNITS = {'B': 1, 'KB': 1e3, 'MB': 1e6, 'GB': 1e9, 'TB': 1e12} | {
@@ -67,9 +69,9 @@ class Plan:
         num_sweeps: passes over the tokens, decoding included.
         store: 'ram' or 'disk'.
         peak_bytes: memory of the process at most, weights included.
-        store_bytes: one copy of all tokens and taps.
+        store_bytes: one copy of all tokens and taps that are stored.
         scratch_bytes: on disk while it runs.
-        flops: floating-point operations.
+        flops: floating-point operations, of valid tokens for the most part.
     """
 
     rows: int
@@ -105,7 +107,7 @@ def make_plan(
     store_dtype: torch.dtype = torch.float32,
     band_rows: int | None = None,
     chunk_tokens: int = 512,
-    masked: bool = False,
+    valid: Tensor | None = None,
     ranked: bool = False,
 ) -> Plan:
     """Choose store and band height so that the run fits into memory.
@@ -122,7 +124,7 @@ def make_plan(
         dtype, store_dtype: of the computation, and of the stored tokens.
         band_rows: token rows of a band; None chooses.
         chunk_tokens: as for :class:`Streaming`.
-        masked: whether some pixels are not valid.
+        valid: bool (rows, columns) of its valid tokens; None for all.
         ranked: whether the importance of tokens is asked for.
 
     Returns:
@@ -132,12 +134,14 @@ def make_plan(
         ValueError: nothing fits.
     """
     cost = measure(
-        network, grid, channels, dtype, chunk_tokens, masked, ranked
+        *(network, grid, channels, dtype, chunk_tokens),
+        *(valid is not None, ranked),
     )
     width = network.embed_dims + network.tap_dims
     tokens = grid.rows * grid.columns
-    store_bytes = tokens * width * store_dtype.itemsize
     fixed = resident_bytes + _OVERHEAD + tokens
+    stored = Layout(*grid.shape, valid).num_stored
+    store_bytes = stored * width * store_dtype.itemsize
 
     def peak(rows: int, kept: int) -> int:
         return int(
@@ -163,7 +167,7 @@ def make_plan(
                     peak(rows, kept),
                     store_bytes,
                     2 * store_bytes if place == 'disk' else 0,
-                    cost.flops(rows, grid.rows),
+                    cost.flops(rows, grid.rows) * stored / tokens,
                 )
     least = peak(band_rows or 1, store_bytes if store == 'ram' else 0)
     advice = ' or --store disk' if store == 'ram' else ''

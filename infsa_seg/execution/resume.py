@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .layout import Layout
 from .sweeps import Sweep
 from .token_store import FileStore, TokenStore
 
@@ -96,13 +97,13 @@ class Journal:
         return True
 
     def store(
-        self, name: str, shape: tuple[int, int, int], dtype: torch.dtype
+        self, name: str, layout: Layout, width: int, dtype: torch.dtype
     ) -> FileStore:
         """A store in the directory, as the run left it or new."""
         current = None
         if self._progress.exists():
             current = self._read()['current'][name]
-        return FileStore(*shape, dtype, self.folder / name, current)
+        return FileStore(layout, width, dtype, self.folder / name, current)
 
     def save(
         self, progress: Progress, tokens: TokenStore, taps: TokenStore

@@ -17,7 +17,7 @@ from torch import Tensor
 from infsa_seg.layers.protocol import BandNetwork, GlobalOp, LocalOp, Tap
 from infsa_seg.ops import Context, Rows, bands_of
 
-from .bands import Grid, Image, valid_runs
+from .bands import Grid, Image
 from .resize import Piece, resize_in_pieces
 from .resume import Journal, Progress
 from .sweeps import Sweep, split_sweeps
@@ -41,12 +41,11 @@ class Streaming:
     Attributes:
         network: in evaluation mode, on ``device`` and in ``dtype``.
         image: source of the pixels.
-        valid: bool (rows, columns) of the tokens that have a valid pixel, of
-            :func:`infsa_seg.execution.bands.read_token_mask`; None for all.
-            Others enter no state and have no influence on these, and wide
-            areas of them are neither read nor computed.
-        tokens: store of ``embed_dims`` channels.
-        taps: store of ``tap_dims`` channels.
+        tokens: store of ``embed_dims`` channels. Its layout is that of the
+            run: tokens that are not valid enter no state and have no
+            influence on others; wide areas of them are neither read nor
+            computed.
+        taps: store of ``tap_dims`` channels, of the same layout.
         band_rows: token rows of a band.
         device, dtype: of the computation.
         chunk_tokens: how many tokens go through token-wise operations at
@@ -57,7 +56,6 @@ class Streaming:
 
     network: BandNetwork
     image: Image
-    valid: Tensor | None
     tokens: TokenStore
     taps: TokenStore
     band_rows: int
@@ -71,15 +69,11 @@ class Streaming:
         self.grid = Grid(
             self.image.height, self.image.width, self.network.patch_size
         )
+        self.layout = self.tokens.layout
+        assert self.taps.layout is self.layout
+        assert (self.layout.rows, self.layout.columns) == self.grid.shape
         self.bands = bands_of(self.grid.rows, self.band_rows)
         self.sweeps = split_sweeps(self.network.steps())
-
-    @property
-    def num_tokens(self) -> int:
-        """Valid tokens of the image."""
-        if self.valid is None:
-            return self.grid.rows * self.grid.columns
-        return int(self.valid.sum())
 
     @torch.no_grad()
     def run(
@@ -136,7 +130,7 @@ class Streaming:
 
     def _pieces(self, band: Rows) -> Iterator[Piece]:
         network, grid = self.network, self.grid
-        for run in self._runs(band):
+        for run in self.layout.runs(band):
             grown = (
                 band.grow(network.halo, grid.rows),
                 run.grow(network.halo, grid.columns),
@@ -149,8 +143,8 @@ class Streaming:
 
     def _context(self, progress: Progress) -> Context:
         """What is known of the image: from the phases done so far."""
-        count = torch.tensor([float(self.num_tokens)], device=self.device)
-        context = Context(count)
+        count = float(self.layout.num_valid)
+        context = Context(torch.tensor([count], device=self.device))
         if not progress.sweeps_done:
             return context
         gather = self.sweeps[progress.sweeps_done - 1].gather
@@ -180,7 +174,7 @@ class Streaming:
             if importance is not None:
                 shape = (band.num_rows, self.grid.columns)
                 ranks = torch.zeros(shape, device=self.device)
-            for run in self._runs(band):
+            for run in self.layout.runs(band):
                 have = Part(
                     band.grow(sweep.halo, self.grid.rows),
                     run.grow(sweep.halo, self.grid.columns),
@@ -204,12 +198,6 @@ class Streaming:
             self.on_band()
         return state
 
-    def _runs(self, band: Rows) -> list[Rows]:
-        """The columns of a band that are worth looking at."""
-        if self.valid is None:
-            return [Rows(0, self.grid.columns)]
-        return valid_runs(self.valid[slice(*band)])
-
     def _load(self, sweep: Sweep, rows: Rows, columns: Rows) -> Tensor:
         if not sweep.embeds:
             tokens = self.tokens.read(rows, columns)
@@ -222,14 +210,15 @@ class Streaming:
         return self.network.embed(
             pixels.to(self.device, self.dtype),
             (rows.start, columns.start),
-            (self.grid.rows, self.grid.columns),
+            self.grid.shape,
         )
 
     def mask(self, rows: Rows, columns: Rows) -> Tensor | None:
         """The mask of some tokens, (1, rows, columns); None if all count."""
-        if self.valid is None:
+        valid = self.layout.valid
+        if valid is None:
             return None
-        mask = self.valid[None, slice(*rows), slice(*columns)]
+        mask = valid[None, slice(*rows), slice(*columns)]
         return None if mask.all() else mask.to(self.device)
 
 
@@ -385,9 +374,10 @@ class _PartOfBand:
         """Run steps that look at one token each, invalid ones left out."""
         flat = x.flatten(1, 2)
         places: Tensor | None = None
-        if self.streaming.valid is not None:
+        valid = self.streaming.layout.valid
+        if valid is not None:
             rows, columns = (slice(*some) for some in self.part)
-            mask = self.streaming.valid[rows, columns].flatten()
+            mask = valid[rows, columns].flatten()
             if not mask.all():
                 places = mask.nonzero()[:, 0].to(x.device)
                 flat = flat[:, places]

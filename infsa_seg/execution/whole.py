@@ -13,6 +13,7 @@ from infsa_seg.layers.protocol import BandNetwork
 from infsa_seg.ops import Rows
 
 from .bands import Grid, read_token_mask
+from .layout import Layout
 from .resize import Piece
 from .streaming import Sink, Streaming
 from .token_store import RamStore
@@ -65,14 +66,14 @@ def run_bands(
     image = TensorImage(pixels, valid)
     grid = Grid(image.height, image.width, network.patch_size)
     band_rows = band_rows or grid.rows
-    shape = (grid.rows, grid.columns)
+    mask = read_token_mask(image, grid, band_rows)
+    layout = Layout(*grid.shape, mask)
     dtype = store_dtype or pixels.dtype
     Streaming(
         network,
         image,
-        read_token_mask(image, grid, band_rows),
-        RamStore(*shape, network.embed_dims, dtype),
-        RamStore(*shape, network.tap_dims, dtype),
+        RamStore(layout, network.embed_dims, dtype),
+        RamStore(layout, network.tap_dims, dtype),
         band_rows,
         pixels.device,
         pixels.dtype,

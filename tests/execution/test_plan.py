@@ -10,6 +10,7 @@ import torch
 
 from infsa_seg.execution import (
     Grid,
+    Layout,
     RamStore,
     Streaming,
     TensorImage,
@@ -125,10 +126,9 @@ def test_operations_are_those_of_the_run(attention, ffn, masked):
     network = SegmentorNetwork(segmentor(attention, ffn))
     pixels = torch.randn(1, 3, 400, 160)
     cost = measure(network, Grid(400, 160, 8), 3, masked=masked)
-    stores = [RamStore(50, 20, width, torch.float32) for width in (24, 16)]
-    streaming = Streaming(
-        network, TensorImage(pixels), None, *stores, band_rows=5
-    )
+    layout = Layout(50, 20)
+    stores = [RamStore(layout, width, torch.float32) for width in (24, 16)]
+    streaming = Streaming(network, TensorImage(pixels), *stores, band_rows=5)
     counter = FlopCounterMode(display=False)
     with counter:
         streaming.run(lambda rows, pieces: list(pieces))
@@ -235,15 +235,15 @@ plan = make_plan(
     network, grid, 3, max_bytes=2**40, resident_bytes=resident_bytes(),
     store=store, band_rows=16,
 )
-shape = (grid.rows, grid.columns)
-stores = [RamStore(*shape, width, torch.float32) for width in (24, 16)]
+layout = Layout(*grid.shape)
+stores = [RamStore(layout, width, torch.float32) for width in (24, 16)]
 if store == 'disk':
     from pathlib import Path
     stores = [
-        FileStore(*shape, width, torch.float32, Path(sys.argv[4]) / str(width))
+        FileStore(layout, width, torch.float32, Path(sys.argv[4]) / str(width))
         for width in (24, 16)
     ]
-Streaming(network, Zeros(), None, *stores, band_rows=plan.band_rows).run(
+Streaming(network, Zeros(), *stores, band_rows=plan.band_rows).run(
     lambda rows, pieces: [None for _ in pieces]
 )
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from infsa_seg.execution import Journal, Streaming, TensorImage
+from infsa_seg.execution import Journal, Layout, Streaming, TensorImage
 from infsa_seg.models.utils import SegmentorNetwork
 
 from .networks import segmentor
@@ -38,8 +38,9 @@ def run(network, folder, stop_after=None, reopened=False):
 
     torch.manual_seed(1)
     image = TensorImage(torch.randn(1, 3, 75, 51))
+    layout = Layout(10, 7)
     stores = [
-        journal.store(name, (10, 7, width), torch.float32)
+        journal.store(name, layout, width, torch.float32)
         for name, width in (('tokens', 24), ('taps', 16))
     ]
     logits = []
@@ -47,7 +48,6 @@ def run(network, folder, stop_after=None, reopened=False):
         Streaming(
             network,
             image,
-            None,
             *stores,
             band_rows=4,
             on_band=on_band,
@@ -135,4 +135,4 @@ def test_disk_without_space(tmp_path, monkeypatch):
     journal = Journal(tmp_path / 'run', IDENTITY)
     journal.begin()
     with pytest.raises(OSError, match=r'No space left .*tokens\.0'):
-        journal.store('tokens', (10, 7, 24), torch.float32)
+        journal.store('tokens', Layout(10, 7), 24, torch.float32)

@@ -10,15 +10,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from infsa_seg.execution import (
     FileStore,
     Grid,
+    Layout,
     RamStore,
     Streaming,
     TensorImage,
-    bands,
     read_token_mask,
     resize,
     run_bands,
     run_whole,
 )
+from infsa_seg.execution import layout as layouts
 from infsa_seg.execution.sweeps import split_sweeps
 from infsa_seg.layers.protocol import GlobalOp, Tap
 from infsa_seg.models.utils import SegmentorNetwork
@@ -64,7 +65,7 @@ def test_any_bands_of_any_image_with_any_mask(
         valid = None
     network = SegmentorNetwork(model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bands, '_GAP', gap)
+        patch.setattr(layouts, '_GAP', gap)
         logits = run_whole(network, pixels, valid, band_rows=band_rows)
     whole = forward(model, pixels, valid).float()
     if valid is not None:
@@ -146,17 +147,17 @@ def test_file_store_equals_ram(tmp_path):
     """Bit for bit."""
     network = SegmentorNetwork(segmentor())
     image = TensorImage(torch.randn(1, 3, 75, 51))
-    grid = Grid(75, 51, PATCH)
+    layout = Layout(*Grid(75, 51, PATCH).shape)
     results = []
     for make in (
-        lambda name, width: RamStore(10, 7, width, torch.float32),
+        lambda name, width: RamStore(layout, width, torch.float32),
         lambda name, width: FileStore(
-            10, 7, width, torch.float32, tmp_path / name
+            layout, width, torch.float32, tmp_path / name
         ),
     ):
         parts = []
         stores = [make('tokens', 24), make('taps', 16)]
-        Streaming(network, image, None, *stores, band_rows=3).run(
+        Streaming(network, image, *stores, band_rows=3).run(
             lambda rows, pieces, parts=parts: parts.extend(
                 p.logits.clone() for p in pieces
             )
@@ -164,7 +165,7 @@ def test_file_store_equals_ram(tmp_path):
         for store in stores:
             store.close()
         results.append(parts)
-    assert grid.rows == 10 and grid.columns == 7
+    assert (layout.rows, layout.columns) == (10, 7)
     assert all(a.equal(b) for a, b in zip(*results, strict=True))
     assert not list(tmp_path.iterdir())
 
@@ -219,12 +220,12 @@ def test_reads_each_pixel_once(monkeypatch):
     monkeypatch.setattr(
         image, 'read', lambda *part: read.append(part[0]) or plain(*part)
     )
-    stores = [RamStore(10, 7, width, torch.float32) for width in (24, 16)]
+    layout = Layout(10, 7)
+    stores = [RamStore(layout, width, torch.float32) for width in (24, 16)]
     seen = []
     Streaming(
         network,
         image,
-        None,
         *stores,
         band_rows=3,
         on_band=lambda: seen.append(1),
@@ -236,11 +237,11 @@ def test_reads_each_pixel_once(monkeypatch):
 @pytest.mark.parametrize('ffn', ['mlp', 'dwconv'])
 def test_work_is_proportional_to_what_is_valid(ffn, monkeypatch):
     """Pixels read, tokens stored, operations: not those of the glass."""
-    monkeypatch.setattr(bands, '_GAP', 4)
+    monkeypatch.setattr(layouts, '_GAP', 4)
     network = SegmentorNetwork(segmentor('neumann', ffn))
     spots = torch.zeros(256, 1024, dtype=torch.bool)
     spots[40:72, 8:40] = spots[56:88, 900:932] = spots[200:232, 500:532] = True
-    counts = []
+    counts, stored_at_once = [], []
     for valid in (torch.ones_like(spots), spots):
         image = TensorImage(torch.randn(1, 3, 256, 1024), valid)
         mask = read_token_mask(image, Grid(256, 1024, PATCH), 2)
@@ -253,9 +254,8 @@ def test_work_is_proportional_to_what_is_valid(ffn, monkeypatch):
                 or TensorImage.read(image, *part)
             ),
         )
-        stores = [
-            RamStore(32, 128, width, torch.float32) for width in (24, 16)
-        ]
+        layout = Layout(32, 128, mask)
+        stores = [RamStore(layout, width, torch.float32) for width in (24, 16)]
         monkeypatch.setattr(
             stores[0],
             'write',
@@ -266,10 +266,14 @@ def test_work_is_proportional_to_what_is_valid(ffn, monkeypatch):
         )
         counter = FlopCounterMode(display=False)
         with counter:
-            Streaming(network, image, mask, *stores, band_rows=4).run(
+            Streaming(network, image, *stores, band_rows=4).run(
                 lambda rows, pieces: list(pieces)
             )
         counts.append((sum(pixels), sum(stored), counter.get_total_flops()))
+        # One copy, in stripes.
+        assert stores[0].nbytes == 4 * 24 * layout.num_stored
+        stored_at_once.append(layout.num_stored)
+    assert stored_at_once[1] < stored_at_once[0] / 20
     # 48 of 4096 tokens; bands and halos round up.
     for whole, part in zip(*counts, strict=True):
         assert part < whole / 20
@@ -294,9 +298,10 @@ def test_importance_of_each_token(attention, masked):
 
     image = TensorImage(pixels, valid)
     grid = Grid(48, 40, PATCH)
-    stores = [RamStore(6, 5, width, torch.float32) for width in (24, 16)]
     mask = read_token_mask(image, grid, 2)
-    Streaming(SegmentorNetwork(model), image, mask, *stores, band_rows=4).run(
+    layout = Layout(*grid.shape, mask)
+    stores = [RamStore(layout, width, torch.float32) for width in (24, 16)]
+    Streaming(SegmentorNetwork(model), image, *stores, band_rows=4).run(
         lambda rows, pieces: list(pieces), keep
     )
     found = torch.stack([rows_of[row] for row in range(6)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import functools
 import itertools
 import shutil
 import time
@@ -31,6 +30,7 @@ import infsa_seg
 from infsa_seg.execution import (
     Grid,
     Journal,
+    Layout,
     Plan,
     RamStore,
     Streaming,
@@ -50,7 +50,7 @@ from .manifest import describe_run
 from .options import DTYPES, LargeOptions
 from .outputs import Outputs, difference
 from .paths import paths_of
-from .raster_image import RasterImage, valid_window
+from .raster_image import RasterImage, rows_at_once, valid_window
 from .sources import Source, naming, open_labels, stem_of
 
 
@@ -115,6 +115,10 @@ class LargeJob:
         self.folder = Path(options.scratch or self.paths['mask'].parent) / (
             f'.{self.paths["mask"].stem}.scratch'
         )
+        self.token_mask = None
+        if not (self.is_blank or meta.all_valid):
+            rows = rows_at_once(meta.width * self.grid.patch_size)
+            self.token_mask = read_token_mask(self.image, self.grid, rows)
         self.chunk_tokens = 512 if self.device.type == 'cpu' else 2**16
         self.plan = None if self.is_blank else self._plan()
 
@@ -170,10 +174,8 @@ class LargeJob:
             return f'{size}, none of them valid: nothing to compute'
         plan = self._known_plan
         rate = matmul_rate(self.device, self.dtype)
-        twice = 2.0 if self.strip else 1.0
+        twice = 2 if self.strip else 1
         tissue = self.source.tissue
-        if tissue is not None:
-            twice *= float(tissue.mean())
         lines = [
             size,
             f'tokens   {plan.rows * plan.columns:,} '
@@ -215,7 +217,7 @@ class LargeJob:
             store_dtype=self.store_dtype,
             band_rows=options.band_rows,
             chunk_tokens=self.chunk_tokens,
-            masked=not meta.all_valid,
+            valid=self.token_mask,
             ranked=options.centrality,
         )
 
@@ -322,28 +324,22 @@ class LargeJob:
                 journal.end()
         return difference(first, self.outputs.kept)
 
-    @functools.cached_property
-    def _token_mask(self) -> Tensor | None:
-        """Which tokens have a valid pixel; every pixel is looked at."""
-        rows = self._known_plan.band_rows
-        return read_token_mask(self.image, self.grid, rows)
-
     def _streaming(
         self,
         band_rows: int,
         journal: Journal | None,
         on_band: Callable[[], None],
     ) -> Streaming:
+        layout = Layout(*self.grid.shape, self.token_mask)
+
         def store(name: str, width: int) -> TokenStore:
-            shape = (self.grid.rows, self.grid.columns, width)
             if journal is None:
-                return RamStore(*shape, self.store_dtype)
-            return journal.store(name, shape, self.store_dtype)
+                return RamStore(layout, width, self.store_dtype)
+            return journal.store(name, layout, width, self.store_dtype)
 
         return Streaming(
             self.network,
             self.image,
-            self._token_mask,
             store('tokens', self.network.embed_dims),
             store('taps', self.network.tap_dims),
             band_rows,
@@ -357,7 +353,7 @@ class LargeJob:
     def _scaled_importance(
         self, streaming: Streaming
     ) -> Callable[[Rows, Tensor], None]:
-        valid, count = streaming.valid, streaming.num_tokens
+        valid, count = self.token_mask, streaming.layout.num_valid
 
         def sink(rows: Rows, values: Tensor) -> None:
             values = values.cpu() * count
