@@ -91,7 +91,7 @@ class RamStore(TokenStore):
     def __init__(self, layout: Layout, width: int, dtype: torch.dtype) -> None:
         super().__init__(layout, width, dtype)
         shape = (layout.num_stored, width)
-        self._tokens: Tensor | None = torch.empty(shape, dtype=dtype)
+        self._tokens: Tensor | None = torch.zeros(shape, dtype=dtype)
 
     def _view(self, first: int, count: int, writing: bool) -> Tensor:
         assert self._tokens is not None

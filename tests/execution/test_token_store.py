@@ -26,9 +26,11 @@ def some_rows(draw, total):
     gap=st.sampled_from([1, 5, 32]),
     on_disk=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 999),
 )
-def test_as_a_plain_array(data, size, share, gap, on_disk, dtype):
+def test_as_a_plain_array(data, size, share, gap, on_disk, dtype, seed):
     """Any parts, written and read in any order, bit for bit."""
+    torch.manual_seed(seed)
     valid = torch.rand(size) < share
     with (
         pytest.MonkeyPatch.context() as patch,
