@@ -99,11 +99,11 @@ class ClassPixels(NamedTuple):
     """Some pixels of a class in a mask.
 
     Args:
-        count: How many there are in the whole mask, about.
+        total: How many there are in the whole mask, about.
         places: Rows and columns, int32 (pixels, 2), drawn evenly.
     """
 
-    count: float
+    total: float
     places: np.ndarray
 
 
@@ -131,7 +131,7 @@ class BalancedWindows:
         self.classes = sorted(set().union(*pixels))
         self._counts = {
             index: np.cumsum(
-                [p[index].count if index in p else 0.0 for p in pixels]
+                [p[index].total if index in p else 0.0 for p in pixels]
             )
             for index in self.classes
         }
