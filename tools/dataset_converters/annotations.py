@@ -20,8 +20,8 @@ try:
     from infsa_seg.apis.converters import IGNORED, strips_of_rows, warn
     from infsa_seg.apis.progress import progress
     from infsa_seg.raster import (
-        GeoTiffWriter,
         Georeference,
+        GeoTiffWriter,
         RasterReader,
         open_raster,
     )
@@ -39,7 +39,8 @@ class Shapes(NamedTuple):
     Args:
         geometries: shapely's, in an array.
         names: of the class of each; None if it has none.
-        crs: as GDAL takes it; None if they are in pixels.
+        crs: as GDAL takes it, empty if the file does not say; None if they
+            are in pixels for sure.
     """
 
     geometries: np.ndarray
@@ -122,15 +123,10 @@ def _read_with_gdal(path: Path, key: str, layer: str | None) -> Shapes:
         ) from error
     if key not in meta['fields']:
         raise _lacks(path, key, set(meta['fields']))
-    if meta['crs'] is None:
-        raise ValueError(
-            f'{path}: does not say its coordinate reference system; use '
-            '--pixels if it is in pixels, else set it'
-        )
     here = [geometry is not None for geometry in geometries]
     values = fields[list(meta['fields']).index(key)]
     names = [_text(v) for v, h in zip(values, here, strict=True) if h]
-    return Shapes(shapely.from_wkb(geometries[here]), names, meta['crs'])
+    return Shapes(shapely.from_wkb(geometries[here]), names, meta['crs'] or '')
 
 
 def _lacks(path: Path, key: str, others: set[str]) -> ValueError:
@@ -162,8 +158,8 @@ def to_pixels(
         path: of the raster, for errors.
 
     Raises:
-        ValueError: The raster has no coordinates, or they cannot be reached
-            from ``crs``.
+        ValueError: Either has no coordinate reference system, or one does
+            not lead to the other.
     """
     import rasterio
     import shapely
@@ -175,6 +171,11 @@ def to_pixels(
             f'{path}: does not say where on earth it lies; use --pixels if '
             'the annotations are in pixels'
         )
+    if not crs:
+        raise ValueError(
+            'the annotations do not say their coordinate reference system; '
+            'use --pixels if they are in pixels, else set it'
+        )
     try:
         source, target = CRS.from_user_input(crs), CRS.from_wkt(place.crs)
         if source != target:
@@ -185,13 +186,21 @@ def to_pixels(
                     for moved in transform_geom(source, target, shapes)
                 ]
             )
-    except rasterio.errors.RasterioError as error:
+        if not np.isfinite(shapely.total_bounds(geometries)).all():
+            raise ValueError('some lie where it has no coordinates')
+    except (
+        ValueError,
+        rasterio.errors.RasterioError,
+        rasterio._err.CPLE_BaseError,
+    ) as error:
         raise ValueError(
-            f'{path}: annotations in {crs} cannot be moved onto it: {error}'
+            f'{path}: annotations in {crs[:40]} cannot be moved onto it: '
+            f'{error}'
         ) from error
-    inverse = ~rasterio.Affine(*place.transform)
+    a, b, c, d, e, f = tuple(~rasterio.Affine(*place.transform))[:6]
     return shapely.transform(
-        geometries, lambda xy: np.stack(inverse * tuple(xy.T), 1)
+        geometries,
+        lambda xy: xy @ np.array([[a, d], [b, e]]) + np.array([c, f]),
     )
 
 
@@ -255,8 +264,10 @@ def convert(args: argparse.Namespace) -> None:
             geometries = to_pixels(
                 geometries, shapes.crs, meta.georeference, args.raster
             )
-        picture = shapely.box(0, 0, meta.width, meta.height)
-        inside = shapely.intersects(geometries, picture)
+        # By their boxes: outlines that cross themselves are no obstacle.
+        left, top, right, bottom = shapely.bounds(geometries).T
+        inside = (left < meta.width) & (top < meta.height)
+        inside &= (right > 0) & (bottom > 0)
         if not inside.any():
             raise ValueError(
                 f'{args.annotations}: all of its areas lie outside '
