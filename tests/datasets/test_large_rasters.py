@@ -1,5 +1,6 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 import pickle
+import re
 from collections import Counter
 
 import numpy as np
@@ -548,25 +549,21 @@ def test_files_that_hold_much_are_let_go(tmp_path, monkeypatch):
     assert len(rasters) == 2
 
 
-def test_trains_with_the_base_config(root, tmp_path):
-    """Two iterations and a validation, as a config of an heir has them."""
+def test_trains_as_the_guide_says(root, tmp_path, monkeypatch):
+    """Two iterations and a validation with its config, made small."""
+    (root / 'data').mkdir()
+    (root / 'data/rasters').symlink_to(root)
     for split in 'train', 'val':
         for folder, kind in ('img_dir', 'img'), ('ann_dir', 'ann'):
             (root / folder).mkdir(exist_ok=True)
             (root / folder / split).symlink_to(root / kind)
-    config = tmp_path / 'mine.py'
-    config.write_text(f"""
-_base_ = [
-    '{REPO}/configs/_base_/models/infvit_band-seg.py',
-    '{REPO}/configs/_base_/datasets/large_rasters.py',
-    '{REPO}/configs/_base_/default_runtime.py',
-    '{REPO}/configs/_base_/schedules/schedule_demo.py',
-]
-part = dict(
-    data_root={str(root)!r},
-    window=(32, 32),
-    metainfo=dict(classes=('ground', 'tree', 'house'), palette=[[0] * 3] * 3),
-)
+    guide = (REPO / 'docs/large_rasters.md').read_text()
+    (block,) = re.findall(r'```python\n(.*?)```', guide, re.DOTALL)
+    (tmp_path / 'guide.py').write_text(
+        block.replace('infsa_seg::', f'{REPO}/configs/')
+    )
+    (tmp_path / 'small.py').write_text("""
+_base_ = './guide.py'
 model = dict(
     data_preprocessor=dict(size=(32, 32)),
     backbone=dict(
@@ -578,22 +575,19 @@ model = dict(
         out_indices=(0, 1),
     ),
     decode_head=dict(
-        in_channels=[16, 16],
-        in_index=[0, 1],
-        channels=8,
-        num_classes=3,
-        num_upsamples=1,
+        in_channels=[16, 16], in_index=[0, 1], channels=8, num_upsamples=1
     ),
 )
 workers = dict(num_workers=0, persistent_workers=False)
-train_dataloader = dict(dataset=part, batch_size=2, **workers)
-val_dataloader = dict(dataset=dict(part, window=200), **workers)
-test_dataloader = val_dataloader
+train_dataloader = dict(dataset=dict(window=32), batch_size=2, **workers)
+val_dataloader = dict(dataset=dict(window=200), **workers)
+test_dataloader = dict(dataset=dict(window=200), **workers)
 train_cfg = dict(max_iters=2, val_interval=2)
-work_dir = {str(tmp_path / 'work')!r}
+work_dir = 'work'
 """)
-    cfg = Config.fromfile(config)
-    runner = Runner.from_cfg(cfg)
+    monkeypatch.chdir(tmp_path)
+    runner = Runner.from_cfg(Config.fromfile('small.py'))
     runner.train()
     assert runner.iter == 2
     assert (tmp_path / 'work/iter_2.pth').is_file()
+    assert 0 <= runner.message_hub.get_scalar('val/mIoU').current() <= 100
