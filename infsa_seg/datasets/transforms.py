@@ -14,6 +14,8 @@ from mmseg.registry import TRANSFORMS
 
 from infsa_seg.raster import RasterReader, Window, open_raster
 
+# Of a mask: numbers of entries of a table take eight times its bytes.
+_ROWS_AT_ONCE = 128
 _UNKNOWN = np.iinfo(np.int16).min
 # What the readers of one process may keep of pixels and tables.
 _KEPT_NBYTES = 2**30
@@ -50,7 +52,7 @@ class LabelTable:
         """Turn values of a mask into class indices.
 
         Args:
-            values (np.ndarray): Integers of any shape.
+            values (np.ndarray): Integers (height, width).
             path (str): The mask, for the error.
             nodata (float, optional): A value that is ignored, unless it is
                 one of a class: the background of many masks is so marked.
@@ -62,9 +64,11 @@ class LabelTable:
         Raises:
             ValueError: There are values that mean nothing.
         """
-        places = values.astype(np.int32 if values.itemsize < 4 else np.int64)
-        places -= self._first
-        found = self._table[places.clip(0, len(self._table) - 1, out=places)]
+        found = np.empty(values.shape, np.int16)
+        for start in range(0, len(values), _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            places = values[rows].astype(np.int64) - self._first
+            np.take(self._table, places, out=found[rows], mode='clip')
         unknown = found == _UNKNOWN
         if nodata is not None and unknown.any():
             found[unknown & (values == nodata)] = self.ignore_index

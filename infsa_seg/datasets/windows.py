@@ -19,7 +19,7 @@ Size = tuple[int, int]
 _INDEXED_PIXELS = 2**24
 _KEPT_PIXELS = 1024
 # Decoded at once, beside the row of blocks that the reader keeps.
-_STRIP_PIXELS = 2**24
+_STRIP_PIXELS = 2**22
 
 
 class GridWindows:
