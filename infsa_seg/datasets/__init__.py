@@ -3,14 +3,18 @@
 
 from .camvid import CamVidDataset
 from .checked import CheckedSegDataset
+from .large_rasters import LargeRasters
 from .scene_reader import SceneReader
 from .scenes import Scene
 from .synthetic_scenes import LoadSyntheticScene, SyntheticScenes
+from .transforms import LoadWindow
 
 __all__ = [
     'CamVidDataset',
     'CheckedSegDataset',
+    'LargeRasters',
     'LoadSyntheticScene',
+    'LoadWindow',
     'Scene',
     'SceneReader',
     'SyntheticScenes',
