@@ -86,6 +86,11 @@ LADDER = {
     # Arguments and exit status only.
     'tools': Rung(ours=('apis',)),
     # Questions about the operators themselves.
+    'tools.dataset_converters': Rung(
+        ours=('raster', 'apis'),
+        theirs=('numpy',),
+        on_use=('rasterio', 'shapely', 'pyogrio'),
+    ),
     'tools.analysis': Rung(
         ours=('ops', 'raster', 'layers', 'engine', 'apis'),
         theirs=('torch', 'rich', 'PIL'),

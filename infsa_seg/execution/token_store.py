@@ -163,7 +163,7 @@ def _reserve(path: Path, nbytes: int) -> None:
     """Make a file of so many bytes that the disk really has."""
     try:
         with open(path, 'wb') as file:
-            if hasattr(os, 'posix_fallocate'):
+            if nbytes and hasattr(os, 'posix_fallocate'):
                 os.posix_fallocate(file.fileno(), 0, nbytes)
             else:  # other systems find out later
                 file.truncate(nbytes)
