@@ -197,10 +197,11 @@ class SlideReader(WindowReader):
         except Exception as error:
             # After one error OpenSlide says nothing else.
             self.close()
+            said = ' '.join(str(error).split())
             raise ValueError(
                 f'{self.path}: level {level} is damaged within the '
                 f'{window.height}x{window.width} pixels at ({window.row}, '
-                f'{window.col}): {error}; copy or download it again'
+                f'{window.col}): {said}; copy or download it again'
             ) from error
         stored = np.array(region)
         alpha = stored[..., 3:]

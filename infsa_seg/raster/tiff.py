@@ -71,8 +71,8 @@ class TiffReader(WindowReader):
     not kept.
 
     Levels are smaller pages of the same form and the same proportions. The
-    size of a pixel is what OME or Aperio say; else, what the coordinates say, if there
-    are any, and the resolution tags, if there are none.
+    size of a pixel is what OME or Aperio say; else, what the coordinates say,
+    if there are any, and the resolution tags, if there are none.
 
     Args:
         path: The file.
