@@ -13,7 +13,6 @@ import numpy as np
 from .base import (
     WindowReader,
     check_nodata,
-    leave_to_parent,
     naming,
     valid_pixels,
 )
@@ -125,7 +124,6 @@ class SlideReader(WindowReader):
     def _open(self) -> Any:
         """The slide, opened for this process."""
         if self._pid != os.getpid():
-            leave_to_parent(self._slide)
             self._slide = None
         if self._slide is None:
             try:
@@ -214,9 +212,7 @@ class SlideReader(WindowReader):
         super().close()
         self._blocks.clear()
         slide, self._slide = self._slide, None
-        if self._pid != os.getpid():
-            leave_to_parent(slide)
-        elif slide is not None:
+        if slide is not None and self._pid == os.getpid():
             slide.close()
 
     def __getstate__(self) -> dict[str, Any]:

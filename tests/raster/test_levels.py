@@ -116,21 +116,22 @@ def test_what_is_kept_is_foreseen(tmp_path):
         assert np.array_equal(again.read(window, 2), expected)
 
 
+@pytest.mark.parametrize('below', [True, False], ids=['sub-IFDs', 'pages'])
 @pytest.mark.parametrize(
     'other',
     [
         noise(150, 211),
         noise(150, 211, 3, dtype=np.uint16),
         noise(150, 180, 3),
-        noise(301, 423, 3),
         noise(400, 563, 3),
     ],
-    ids=['channels', 'type', 'proportions', 'as large', 'larger'],
+    ids=['channels', 'type', 'proportions', 'larger'],
 )
-def test_what_is_no_level_is_left_out(tmp_path, other):
+def test_what_is_no_level_is_left_out(tmp_path, other, below):
     how = dict(metadata=None, **TILED)
     with tifffile.TiffWriter(tmp_path / 'a.tif') as file:
-        file.write(FULL, photometric='rgb', **how)
+        subifds = 2 if below else 0
+        file.write(FULL, photometric='rgb', subifds=subifds, **how)
         kind = 'rgb' if other.ndim == 3 else 'minisblack'
         file.write(other, photometric=kind, subfiletype=1, **how)
         last = smaller(FULL)[2]

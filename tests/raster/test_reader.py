@@ -1,5 +1,4 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-import multiprocessing
 import os
 
 import numpy as np
@@ -172,29 +171,3 @@ def test_dicom_that_is_no_slide(tmp_path):
     (tmp_path / 'a.dcm').write_bytes(bytes(128) + b'DICM' + bytes(50))
     with pytest.raises(ValueError, match=r'a\.dcm: is DICOM, but no slide'):
         open_raster(tmp_path / 'a.dcm')
-
-
-def _leave(reader, send):
-    before = os.lseek(reader._file.filehandle._fh.fileno(), 0, os.SEEK_CUR)
-    handle = reader._file.filehandle._fh
-    reader.read(Window(0, 0, 3, 3))
-    # Neither dropped nor closed: both would move the parent's place.
-    after = os.lseek(handle.fileno(), 0, os.SEEK_CUR)
-    send.send((before, after, reader._file.filehandle._fh is not handle))
-
-
-def test_a_forked_process_does_not_close_what_its_parent_reads(tmp_path):
-    pytest.importorskip('tifffile')
-    reader = open_raster(save_as(tmp_path / 'a', 'tifffile'))
-    reader.read(Window(0, 0, 3, 3))
-    file = reader._file.filehandle._fh
-    file.seek(0)
-    file.read(1)
-    fork = multiprocessing.get_context('fork')
-    receive, send = fork.Pipe(duplex=False)
-    child = fork.Process(target=_leave, args=(reader, send))
-    child.start()
-    before, after, apart = receive.recv()
-    child.join()
-    assert apart and before == after
-    reader.close()
