@@ -20,9 +20,9 @@ from .meta import RasterMeta
 from .resolution import Mpp, mpp_of_values
 from .window import Window
 
-# Sides of the blocks that are read at once: at least this, of whole tiles,
-# unless the tiles are very large. Beyond 4096 OpenSlide divides a region.
-_SIDE, _LARGEST = 512, 2048
+# Sides of the blocks that are read at once: about this, of whole tiles, unless
+# the tiles are very large. Beyond 4096 OpenSlide divides a region.
+_SIDE, _LARGEST = 256, 2048
 # Bytes of decoded tiles that OpenSlide keeps.
 _CACHE_NBYTES = 32 * 2**20
 # What a slide that fits no format of its own is to OpenSlide.
@@ -249,7 +249,7 @@ def _side(properties: Any, level: int, name: str) -> int:
     tile = int(text) if text.isdigit() else 0
     if not 0 < tile <= _LARGEST:
         return _SIDE
-    return tile * max(-(-_SIDE // tile), 1)
+    return tile * max(round(_SIDE / tile), 1)
 
 
 def _mpp(properties: Any) -> Mpp | None:

@@ -116,29 +116,61 @@ def test_what_is_kept_is_foreseen(tmp_path):
         assert np.array_equal(again.read(window, 2), expected)
 
 
-@pytest.mark.parametrize('below', [True, False], ids=['sub-IFDs', 'pages'])
+@pytest.mark.parametrize('ome', [True, False], ids=['OME', 'pages'])
 @pytest.mark.parametrize(
     'other',
     [
         noise(150, 211),
+        noise(150, 211, 4),
         noise(150, 211, 3, dtype=np.uint16),
         noise(150, 180, 3),
         noise(400, 563, 3),
+        noise(75, 105, 3),
     ],
-    ids=['channels', 'type', 'proportions', 'larger'],
+    ids=[
+        'grey',
+        'channels',
+        'type',
+        'proportions',
+        'larger',
+        'smaller than next',
+    ],
 )
-def test_what_is_no_level_is_left_out(tmp_path, other, below):
-    how = dict(metadata=None, **TILED)
-    with tifffile.TiffWriter(tmp_path / 'a.tif') as file:
-        subifds = 2 if below else 0
-        file.write(FULL, photometric='rgb', subifds=subifds, **how)
-        kind = 'rgb' if other.ndim == 3 else 'minisblack'
-        file.write(other, photometric=kind, subfiletype=1, **how)
-        last = smaller(FULL)[2]
-        file.write(last, photometric='rgb', subfiletype=1, **how)
+def test_what_is_no_level_is_left_out(tmp_path, other, ome):
+    """Of what is below the first, tifffile takes all in OME, else some."""
+    last = smaller(FULL)[2]
+    left = 2 if other.shape[0] == 75 else 1
+    with tifffile.TiffWriter(tmp_path / 'a.tif', ome=ome) as file:
+        for place, pixels in enumerate((FULL, other, last)):
+            file.write(
+                pixels,
+                photometric='rgb' if pixels.ndim == 3 else 'minisblack',
+                extrasamples=[0] if pixels.shape[2:] == (4,) else None,
+                subifds=0 if place else 2,
+                subfiletype=1 if place else 0,
+                metadata={} if ome and not place else None,
+                **TILED,
+            )
     with open_raster(tmp_path / 'a.tif') as reader:
-        assert reader.meta.level_sizes == ((301, 423), last.shape[:2])
-        check_windows(reader, 1, last)
+        expected = other if left == 2 else last
+        assert reader.meta.level_sizes == ((301, 423), expected.shape[:2])
+        check_windows(reader, 1, expected)
+
+
+def test_levels_of_another_palette_are_left_out(tmp_path):
+    stored, random = noise(301, 423), np.random.default_rng(3)
+    table = random.integers(0, 2**16, (3, 256)).astype(np.uint16)
+    how = dict(photometric='palette', metadata=None, **TILED)
+    with tifffile.TiffWriter(tmp_path / 'a.tif') as file:
+        for place, pixels in enumerate(smaller(stored)):
+            colours = table if place < 2 else table[::-1]
+            kind = min(place, 1)
+            file.write(pixels, colormap=colours, subfiletype=kind, **how)
+    with open_raster(tmp_path / 'a.tif', nodata=7) as reader:
+        half = smaller(stored)[1]
+        assert reader.meta.level_sizes == ((301, 423), half.shape)
+        expected = (table.T >> 8).astype(np.uint8)[half]
+        check_windows(reader, 1, expected, half != 7)
 
 
 @pytest.mark.parametrize(

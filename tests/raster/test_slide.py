@@ -63,7 +63,7 @@ def test_what_is_known_of_a_slide(reader):
     assert meta.mpp == (0.499, 0.499)
     assert meta.has_alpha and not meta.all_valid
     # Of whole tiles.
-    assert meta.block_rows == 512
+    assert meta.block_rows == 256
 
 
 @pytest.mark.parametrize('level', range(3))
@@ -74,12 +74,12 @@ def test_windows_are_cut_out_of_blocks_that_openslide_reads(
     expected = np.zeros((height, width, 4), np.uint8)
     with openslide.OpenSlide(path) as slide:
         scale = slide.level_downsamples[level]
-        for row in range(0, height, 512):
-            for col in range(0, width, 512):
-                size = min(512, width - col), min(512, height - row)
+        for row in range(0, height, 256):
+            for col in range(0, width, 256):
+                size = min(256, width - col), min(256, height - row)
                 place = round(col * scale), round(row * scale)
                 block = np.array(slide.read_region(place, level, size))
-                expected[row : row + 512, col : col + 512] = block
+                expected[row : row + 256, col : col + 256] = block
     assert (expected[..., 3] == 255).all()
     valid = np.ones((height, width), bool)
     check_windows(reader, level, expected[..., :3], valid)
@@ -97,13 +97,13 @@ def test_blocks_lie_within_half_a_pixel_of_level_0(tmp_path):
     expected = by_tifffile(path)[1]
     with open_raster(path) as reader:
         scale = reader._scales[1]
-        assert not (512 * scale).is_integer()
+        assert not (256 * scale).is_integer()
         pixels = reader.read(Window(0, 0, 327, 1075), 1)
         valid = reader.read_valid(Window(0, 0, 327, 1075), 1)
-    assert np.array_equal(pixels[:, :512], expected[:, :512])
+    assert np.array_equal(pixels[:, :256], expected[:, :256])
     steps = np.abs(np.diff(expected.astype(int), axis=1)).max()
     off = np.abs(pixels.astype(int) - expected).max(axis=(0, 2))
-    assert 0 < off[512:1074].max() <= steps / 2 / scale + 2
+    assert 0 < off[256:1074].max() <= steps / 2 / scale + 2
     assert valid.all()
 
 
@@ -123,7 +123,7 @@ def test_a_row_of_blocks_is_kept_of_the_level_read_last(reader, monkeypatch):
         reader.read_valid(Window(row, 0, 100, 1003))
         kept = sum(block.nbytes for block in reader._blocks.values())
         assert 0 < kept <= reader.meta.nbytes_resident - 32 * 2**20
-    assert len(keys) == len(set(keys)) == 4
+    assert len(keys) == len(set(keys)) == 16
     reader.read(Window(0, 0, 9, 9), 2)
     assert list(reader._blocks) == [(0, 0)]
 
