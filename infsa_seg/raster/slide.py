@@ -202,8 +202,8 @@ class SlideReader(WindowReader):
                 f'{window.col}): {said}; copy or download it again'
             ) from error
         stored = np.array(region)
-        alpha = stored[..., 3:]
-        if not alpha.all() or alpha.min() < 255:
+        alpha = stored[..., 3]
+        if alpha.min() < 255:
             _composite(stored, self._background)
         return stored
 

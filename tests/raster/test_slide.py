@@ -100,6 +100,8 @@ def test_blocks_lie_within_half_a_pixel_of_level_0(tmp_path):
         assert not (256 * scale).is_integer()
         pixels = reader.read(Window(0, 0, 327, 1075), 1)
         valid = reader.read_valid(Window(0, 0, 327, 1075), 1)
+    # Nor does it at the first row of blocks.
+    pixels, expected = pixels[:256], expected[:256]
     assert np.array_equal(pixels[:, :256], expected[:, :256])
     steps = np.abs(np.diff(expected.astype(int), axis=1)).max()
     off = np.abs(pixels.astype(int) - expected).max(axis=(0, 2))
