@@ -17,9 +17,6 @@ from .window import Window
 
 Reader = TypeVar('Reader', bound='WindowReader')
 
-# Open files that a forked process got from its parent.
-_INHERITED: list[Any] = []
-
 
 class Unsupported(ValueError):
     """The file is whole, but of a kind that another reader may know."""
@@ -203,15 +200,6 @@ def is_level(full: tuple[int, int], size: tuple[int, int]) -> bool:
         for n, m in zip(full, size, strict=True)
     ]
     return max(least) <= min(most)
-
-
-def leave_to_parent(file: Any) -> None:
-    """Keep what a forked process must not use, and must not close either.
-
-    To close a buffered file moves the place from which the parent reads.
-    """
-    if file:
-        _INHERITED.append(file)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from .base import (
     WindowReader,
     check_nodata,
     is_level,
-    leave_to_parent,
     naming,
     valid_pixels,
 )
@@ -136,8 +135,7 @@ class GdalReader(WindowReader):
 
     def _open(self, level: int) -> Any:
         if self._pid != os.getpid():
-            datasets, self._datasets = self._datasets, {}
-            leave_to_parent(datasets)
+            self._datasets = {}
             self._pid = os.getpid()
         if level not in self._datasets:
             number = self._overviews[level]
@@ -181,11 +179,9 @@ class GdalReader(WindowReader):
         """Close the file; a later read opens it again."""
         super().close()
         datasets, self._datasets = self._datasets, {}
-        if self._pid != os.getpid():
-            leave_to_parent(datasets)
-            return
-        for dataset in datasets.values():
-            dataset.close()
+        if self._pid == os.getpid():
+            for dataset in datasets.values():
+                dataset.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), '_datasets': {}}

@@ -13,7 +13,6 @@ import numpy as np
 from .base import (
     WindowReader,
     check_nodata,
-    leave_to_parent,
     naming,
     valid_pixels,
 )
@@ -21,9 +20,9 @@ from .meta import RasterMeta
 from .resolution import Mpp, mpp_of_values
 from .window import Window
 
-# Sides of the blocks that are read at once: at least this, of whole tiles,
-# unless the tiles are very large. Beyond 4096 OpenSlide divides a region.
-_SIDE, _LARGEST = 512, 2048
+# Sides of the blocks that are read at once: about this, of whole tiles, unless
+# the tiles are very large. Beyond 4096 OpenSlide divides a region.
+_SIDE, _LARGEST = 256, 2048
 # Bytes of decoded tiles that OpenSlide keeps.
 _CACHE_NBYTES = 32 * 2**20
 # What a slide that fits no format of its own is to OpenSlide.
@@ -125,7 +124,6 @@ class SlideReader(WindowReader):
     def _open(self) -> Any:
         """The slide, opened for this process."""
         if self._pid != os.getpid():
-            leave_to_parent(self._slide)
             self._slide = None
         if self._slide is None:
             try:
@@ -197,14 +195,15 @@ class SlideReader(WindowReader):
         except Exception as error:
             # After one error OpenSlide says nothing else.
             self.close()
+            said = ' '.join(str(error).split())
             raise ValueError(
                 f'{self.path}: level {level} is damaged within the '
                 f'{window.height}x{window.width} pixels at ({window.row}, '
-                f'{window.col}): {error}; copy or download it again'
+                f'{window.col}): {said}; copy or download it again'
             ) from error
         stored = np.array(region)
-        alpha = stored[..., 3:]
-        if not alpha.all() or alpha.min() < 255:
+        alpha = stored[..., 3]
+        if alpha.min() < 255:
             _composite(stored, self._background)
         return stored
 
@@ -213,9 +212,7 @@ class SlideReader(WindowReader):
         super().close()
         self._blocks.clear()
         slide, self._slide = self._slide, None
-        if self._pid != os.getpid():
-            leave_to_parent(slide)
-        elif slide is not None:
+        if slide is not None and self._pid == os.getpid():
             slide.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -252,7 +249,7 @@ def _side(properties: Any, level: int, name: str) -> int:
     tile = int(text) if text.isdigit() else 0
     if not 0 < tile <= _LARGEST:
         return _SIDE
-    return tile * max(-(-_SIDE // tile), 1)
+    return tile * max(round(_SIDE / tile), 1)
 
 
 def _mpp(properties: Any) -> Mpp | None:

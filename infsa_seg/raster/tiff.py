@@ -16,7 +16,6 @@ from .base import (
     check_nodata,
     is_level,
     is_value,
-    leave_to_parent,
     naming,
     valid_pixels,
 )
@@ -163,8 +162,6 @@ class TiffReader(WindowReader):
                 f'{self.path}: TIFF needs tifffile; run '
                 "pip install 'infsa_seg[raster]'"
             ) from error
-        if self._pid != os.getpid():
-            leave_to_parent(self._file)
         with naming(self.path, _DAMAGED), _quiet():
             self._file = tifffile.TiffFile(self.path)
         # A forked process must not move its parent's place in the file.
@@ -197,9 +194,7 @@ class TiffReader(WindowReader):
         super().close()
         self._levels = []
         file, self._file = self._file, None
-        if self._pid != os.getpid():
-            leave_to_parent(file)
-        elif file is not None:
+        if file is not None:
             file.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -445,7 +445,8 @@ def test_a_missing_imagecodecs_is_named(folder):
         f'folder = {str(folder)!r}\n'
         "open_raster(folder + '/tiles.tif').close()\n"
         'try:\n'
-        "    open_raster(folder + '/strips, planar, lzw.tif')\n"
+        "    path = folder + '/strips, planar, lzw.tif'\n"
+        "    open_raster(path, reader='tifffile')\n"
         'except ValueError as error:\n'
         '    print(error)\n'
     )
