@@ -66,7 +66,7 @@ def _deny_opacity(path: Path) -> None:
     """Say in place that no channel is an opacity, as COG has the fourth."""
     import tifffile
 
-    with tifffile.TiffFile(path, mode='r+b') as file:
+    with tifffile.TiffFile(path, mode='r+') as file:
         for page in file.pages:
             tag = page.tags['ExtraSamples']
             tag.overwrite((0,) * tag.count)

@@ -1,6 +1,7 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """What is written lies where the source lay, in any way that files have it."""
 
+import itertools
 import pickle
 
 import numpy as np
@@ -156,12 +157,20 @@ PLACES = {
     'polynomials': Georeference(rpcs=tuple(sorted(RPC.items()))),
     'nothing': None,
 }
-SLOW = pytest.param((4097, 9215), marks=pytest.mark.slow)
+FORMS = [{}, {'pyramid': True}, {'cog': True}]
+SIZES = [(1, 1), (1, 5), (17, 300), (257, 511)]
 
 
-@pytest.mark.parametrize('form', [{}, {'pyramid': True}, {'cog': True}])
-@pytest.mark.parametrize('place', PLACES)
-@pytest.mark.parametrize('size', [(1, 1), (1, 5), (17, 300), (257, 511), SLOW])
+@pytest.mark.parametrize(
+    ('size', 'place', 'form'),
+    [
+        *itertools.product(SIZES, PLACES, FORMS),
+        *(
+            pytest.param((4097, 9215), 'rotated', form, marks=pytest.mark.slow)
+            for form in FORMS
+        ),
+    ],
+)
 def test_what_is_written_lies_in_its_place(tmp_path, size, place, form):
     pixels = np.arange(size[0] * size[1]).reshape(size) * 7 % 251
     pixels = pixels.astype(np.uint8)
