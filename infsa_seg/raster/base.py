@@ -69,7 +69,9 @@ class WindowReader(ABC):
             return self._load(window, level)
         except OSError as error:
             raise OSError(
-                error.errno, f'{error.strerror} ({where})', error.filename
+                error.errno,
+                f'{error.strerror or error} ({where})',
+                error.filename,
             ) from error
         except ValueError as error:
             raise ValueError(f'{error} ({where})') from error

@@ -1,6 +1,7 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """What a file that is to be written will look like, and its size."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ _CLASSIC_NBYTES = 2**32
 _NBYTES_PER_BLOCK = 64
 # Colours, coordinates and tags.
 _NBYTES_OF_TAGS = 2**20
+# Side of the tiles of overviews where GDAL does not like ours.
+_OVERVIEW_TILE = 128
 # What the worst content becomes: codes of 12 bits for 8.
 _LZW_GROWTH, _OTHER_GROWTH = 1.5, 1.001
 
@@ -108,10 +111,19 @@ def most_nbytes(
         compress: As for :class:`~.writer.GeoTiffWriter`.
     """
     growth = _LZW_GROWTH if compress == 'lzw' else _OTHER_GROWTH
-    blocks = sum(-(-h // tile) * -(-w // tile) for h, w in sizes)
-    # One block for each channel at worst.
-    nbytes = tile**2 * growth + _NBYTES_PER_BLOCK
-    return int(blocks * pixel_nbytes * nbytes) + _NBYTES_OF_TAGS
+    nbytes: float = _NBYTES_OF_TAGS
+    for level, size in enumerate(sizes):
+        # GDAL makes overviews with tiles of its own if ours are unusual.
+        sides = (tile, _OVERVIEW_TILE) if level else (tile,)
+        blocks = {
+            side: math.prod(-(-length // side) for length in size)
+            for side in sides
+        }
+        pixels = max(number * side**2 for side, number in blocks.items())
+        # One block for each channel at worst.
+        tables = max(blocks.values()) * _NBYTES_PER_BLOCK
+        nbytes += (pixels * growth + tables) * pixel_nbytes
+    return int(nbytes)
 
 
 def create_options(
@@ -136,6 +148,8 @@ def create_options(
     predicted = dtype.kind == 'f' and compress != 'none'
     return {
         **({'NBITS': 16} if half else {}),
+        # GDAL takes the fourth for an opacity otherwise.
+        **({'photometric': 'MINISBLACK'} if channels == 4 else {}),
         'driver': 'GTiff',
         'height': sizes[0][0],
         'width': sizes[0][1],

@@ -58,6 +58,18 @@ def copy_as_cog(
         OVERVIEW_RESAMPLING='NEAREST',
         **half,
     )
+    if options['count'] == 4:
+        _deny_opacity(target)
+
+
+def _deny_opacity(path: Path) -> None:
+    """Say in place that no channel is an opacity, as COG has the fourth."""
+    import tifffile
+
+    with tifffile.TiffFile(path, mode='r+') as file:
+        for page in file.pages:
+            tag = page.tags['ExtraSamples']
+            tag.overwrite((0,) * tag.count)
 
 
 def check_levels(path: Path, sizes: Sizes) -> None:

@@ -38,6 +38,7 @@ from .tiff import check_complete
 _CACHE_NBYTES = 64 * 2**20
 # Micrometres whose inverse is a fraction of 32 bits with six digits.
 _LEAST_MPP, _MOST_MPP = 1e-5, 1e7
+_LEAST_COG_TILE = 128
 _COMPRESSIONS = ('deflate', 'lzw', 'zstd', 'none')
 
 
@@ -54,11 +55,12 @@ class GeoTiffWriter:
     what :func:`output_nbytes` says, at most, unless pixels do not compress.
 
     A pixel of a class map is the index of its class, at every level. With a
-    palette OpenSlide shows the colours of the classes, and so do QGIS and
-    QuPath; without one it shows grey. It opens integers of 8 or 16 bits of
-    1, 3 or 4 channels, and refuses other types. A coordinate reference
-    system that GeoTIFF cannot express lies in ``<path>.aux.xml``, as GDAL
-    has it.
+    palette OpenSlide shows the colours of the classes, as QGIS does; without
+    one it shows grey. It shows three channels of uint8 as colours, reduces
+    integers of 16 bits to 8, and cannot read wider ones and floats.
+
+    A coordinate reference system that GeoTIFF cannot express lies in
+    ``<path>.aux.xml``, where GDAL looks for it.
 
     Args:
         path: Where the file belongs. Its directory is made if need be.
@@ -73,7 +75,8 @@ class GeoTiffWriter:
             ``CLASS_NAMES``.
         nodata: The value of pixels that are not valid.
         compress: ``'deflate'``, ``'lzw'``, ``'zstd'`` or ``'none'``.
-        tile: Side of a tile in pixels, a multiple of 16.
+        tile: Side of a tile in pixels, a multiple of 16, and at least
+            128 for COG.
         overwrite: Whether ``path`` may exist; it is replaced at the end.
         metadata: More tags, by name.
         georeference: Where on earth it lies.
@@ -115,11 +118,11 @@ class GeoTiffWriter:
         self.path = Path(path)
         self.height, self.width, self.channels = height, width, channels
         self.dtype = np.dtype(dtype)
+        self._cog = cog
         self._check(palette, nodata, compress, tile, mpp)
         self._sizes = [(height, width)]
         if pyramid or cog:
             self._sizes = level_sizes(height, width, tile)
-        self._cog = cog
         self._options = create_options(
             self._sizes, channels, self.dtype, nodata, compress, tile
         )
@@ -274,6 +277,11 @@ class GeoTiffWriter:
         if tile < 16 or tile % 16:
             raise ValueError(
                 f'{self.path}: tile={tile} must be a multiple of 16'
+            )
+        if self._cog and tile < _LEAST_COG_TILE:
+            raise ValueError(
+                f'{self.path}: tile={tile} is too small for COG; use '
+                f'{_LEAST_COG_TILE} or more'
             )
         if self.dtype.kind not in 'uif':
             raise ValueError(

@@ -1,12 +1,21 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """What is written lies where the source lay, in any way that files have it."""
 
+import itertools
 import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from infsa_seg.raster import GeoTiffWriter, Window, open_raster
+from infsa_seg.raster import (
+    ControlPoint,
+    Georeference,
+    GeoTiffWriter,
+    Window,
+    open_raster,
+)
 
 rasterio = pytest.importorskip('rasterio')
 pytestmark = pytest.mark.filterwarnings(
@@ -16,6 +25,8 @@ pytestmark = pytest.mark.filterwarnings(
 from rasterio.control import GroundControlPoint  # noqa: E402
 from rasterio.crs import CRS  # noqa: E402
 from rasterio.transform import Affine  # noqa: E402
+
+from infsa_seg.raster.georeference import georeference_of  # noqa: E402
 
 PIXELS = np.arange(30 * 20, dtype=np.uint16).reshape(30, 20)
 NORTH_UP = Affine(0.5, 0, 440720.0, 0, -0.5, 3751320.0)
@@ -107,6 +118,194 @@ def test_coarsened(tmp_path, case):
     for before, after in zip(points, moved, strict=True):
         assert after[:2] == ((before[0] - 4) / 8, (before[1] - 2) / 8)
         assert after[2:] == before[2:]
+
+
+# GeoTIFF can express the first, and not the others.
+ODD = (
+    'PROJCS["odd",GEOGCS["WGS 84",DATUM["WGS_1984",'
+    'SPHEROID["WGS 84",6378137,298.257223563]],PRIMEM["Greenwich",0],'
+    'UNIT["degree",0.0174532925199433]],PROJECTION["Transverse_Mercator"],'
+    'PARAMETER["latitude_of_origin",1.25],'
+    'PARAMETER["central_meridian",10.3333],'
+    'PARAMETER["scale_factor",0.99987],PARAMETER["false_easting",12345.678],'
+    'PARAMETER["false_northing",-987.6],UNIT["metre",1]]'
+)
+ROTATED_POLE = '+proj=ob_tran +o_proj=longlat +o_lon_p=0 +o_lat_p=30 +lon_0=9'
+PLACES = {
+    'code': Georeference(
+        CRS.from_epsg(32633).to_wkt(), (0.5, 0.0, 4e5, 0.0, -0.5, 5e6)
+    ),
+    'custom': Georeference(
+        CRS.from_wkt(ODD).to_wkt(), (2.0, 0.0, 1e5, 0.0, -3.0, 2e5)
+    ),
+    'beyond GeoTIFF': Georeference(
+        CRS.from_string(f'{ROTATED_POLE} +R=6371000').to_wkt(),
+        (0.1, 0.0, 3.0, 0.0, -0.1, 4.0),
+    ),
+    'no crs': Georeference(None, (0.5, 0.0, 4.0, 0.0, -0.5, 5.0)),
+    'rotated': Georeference(
+        CRS.from_epsg(3857).to_wkt(), (0.8, 0.6, 9.0, 0.6, -0.8, 8.0)
+    ),
+    'points': Georeference(
+        points=(
+            ControlPoint(0.0, 0.0, 100.0, 50.0, 3.0, 'a'),
+            ControlPoint(0.5, 4.0, 110.0, 51.0, 0.0, 'b'),
+            ControlPoint(1.0, 0.0, 99.0, 40.0, 1.0, 'c'),
+        ),
+        points_crs=CRS.from_epsg(4326).to_wkt(),
+    ),
+    'polynomials': Georeference(rpcs=tuple(sorted(RPC.items()))),
+    'nothing': None,
+}
+FORMS = [{}, {'pyramid': True}, {'cog': True}]
+SIZES = [(1, 1), (1, 5), (17, 300), (257, 511)]
+
+
+@pytest.mark.parametrize(
+    ('size', 'place', 'form'),
+    [
+        *itertools.product(SIZES, PLACES, FORMS),
+        *(
+            pytest.param((4097, 9215), 'rotated', form, marks=pytest.mark.slow)
+            for form in FORMS
+        ),
+    ],
+)
+def test_what_is_written_lies_in_its_place(tmp_path, size, place, form):
+    pixels = np.arange(size[0] * size[1]).reshape(size) * 7 % 251
+    pixels = pixels.astype(np.uint8)
+    path = tmp_path / 'a.tif'
+    with GeoTiffWriter(
+        path, *size, georeference=PLACES[place], **form
+    ) as writer:
+        for row in range(0, size[0], 100):
+            writer.write(row, pixels[row : row + 100])
+    with rasterio.open(path) as file:
+        assert np.array_equal(file.read(1), pixels)
+        found = georeference_of(file)
+    assert _numbers(found) == _numbers(PLACES[place])
+    names = {file.name for file in tmp_path.iterdir()}
+    aside = {'a.tif.aux.xml'} if place == 'beyond GeoTIFF' else set()
+    assert names == {'a.tif'} | aside
+
+
+def _numbers(place):
+    """To compare: a coordinate reference system is what it does."""
+    if place is None:
+        return None
+    crs, points_crs = (
+        wkt and CRS.from_wkt(wkt) for wkt in (place.crs, place.points_crs)
+    )
+    # GDAL numbers points anew.
+    points = [(p.row, p.col, p.x, p.y, p.z) for p in place.points]
+    rpcs = {
+        name: [float(number) for number in text.split()]
+        for name, text in place.rpcs
+        if not name.startswith('ERR')
+    }
+    return crs, place.transform, points, points_crs, rpcs
+
+
+def test_what_lies_beside_a_file_is_replaced_with_it(tmp_path):
+    def write(place):
+        with GeoTiffWriter(
+            tmp_path / 'a.tif', 1, 1, overwrite=True, georeference=place
+        ) as writer:
+            writer.write(0, np.zeros((1, 1), np.uint8))
+
+    write(PLACES['beyond GeoTIFF'])
+    write(PLACES['code'])
+    assert [file.name for file in tmp_path.iterdir()] == ['a.tif']
+    write(PLACES['beyond GeoTIFF'])
+    with (
+        pytest.raises(ValueError, match='only 0 of 9 rows'),
+        GeoTiffWriter(
+            tmp_path / 'a.tif',
+            9,
+            9,
+            overwrite=True,
+            georeference=PLACES['beyond GeoTIFF'],
+        ),
+    ):
+        pass
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == ['a.tif', 'a.tif.aux.xml']
+
+
+numbers = st.floats(-1e7, 1e7).filter(lambda x: x == 0 or abs(x) > 1e-7)
+lengths = st.integers(1, 10**6)
+
+
+@given(st.tuples(*[numbers] * 6), *[lengths] * 4)
+def test_resized(transform, height, width, new_height, new_width):
+    """Corners and points of another resolution are where they were."""
+    point = ControlPoint(height * 0.75, width * 0.25, 1.0, 2.0, 3.0, 'a')
+    place = Georeference('crs', transform, (point,), 'other')
+    other = place.resized(height, width, new_height, new_width)
+    assert (other.crs, other.points_crs) == ('crs', 'other')
+    size = max(map(abs, transform)) * max(height, width)
+    for down, across in ((0, 0), (0, 1), (1, 0), (1, 1), (0.5, 0.125)):
+        before = Affine(*transform) @ (across * width, down * height)
+        after = Affine(*other.transform) @ (
+            across * new_width,
+            down * new_height,
+        )
+        assert after == pytest.approx(before, rel=1e-9, abs=1e-12 * size)
+    (moved,) = other.points
+    assert moved.row == pytest.approx(new_height * 0.75, rel=1e-12)
+    assert moved.col == pytest.approx(new_width * 0.25, rel=1e-12)
+    assert (moved.x, moved.y, moved.z, moved.name) == (1.0, 2.0, 3.0, 'a')
+
+
+def test_resized_to_the_same_is_the_same():
+    for place in filter(None, PLACES.values()):
+        same = place.resized(30, 20, 30, 20)
+        assert _numbers(same) == _numbers(place)
+
+
+# Of a camera that looks down: sample and line depend on one angle each.
+CAMERA = {
+    **{'LINE_OFF': '512.5 pixels', 'LINE_SCALE': '500', 'LAT_OFF': '48'},
+    **{'SAMP_OFF': '300.25', 'SAMP_SCALE': '400', 'LONG_OFF': '11'},
+    **{'LAT_SCALE': '0.05', 'LONG_SCALE': '0.06'},
+    **{'HEIGHT_OFF': '0', 'HEIGHT_SCALE': '100'},
+    'LINE_NUM_COEFF': '0.01 0.02 -1 0.003 ' + '0 ' * 16,
+    'SAMP_NUM_COEFF': '0.02 0.97 0.01 0.004 ' + '0 ' * 16,
+    'LINE_DEN_COEFF': '1 0.01 0.002 ' + '0 ' * 17,
+    'SAMP_DEN_COEFF': '1 0.001 0.02 ' + '0 ' * 17,
+}
+
+
+@pytest.mark.parametrize('growth', [(0.5, 0.25), (2, 3), (1, 1)])
+def test_polynomials_are_resized(growth):
+    """GDAL finds a place on earth at the same share of both rasters."""
+    from rasterio.rpc import RPC as Polynomials
+    from rasterio.transform import RPCTransformer
+
+    down, across = growth
+    place = Georeference(rpcs=tuple(CAMERA.items()))
+    other = place.resized(1024, 800, int(1024 * down), int(800 * across))
+    texts = dict(CAMERA, LINE_OFF='512.5')
+    found = []
+    for rpcs in (texts, dict(other.rpcs)):
+        with RPCTransformer(Polynomials.from_gdal(rpcs)) as transformer:
+            found.append(
+                transformer.rowcol(
+                    [11.0, 11.02, 10.97],
+                    [48.0, 47.98, 48.03],
+                    zs=[0, 50, 9],
+                    op=lambda x: x,
+                )
+            )
+    (rows, cols), (new_rows, new_cols) = np.array(found)
+    assert new_rows == pytest.approx(rows * down, abs=1e-6)
+    assert new_cols == pytest.approx(cols * across, abs=1e-6)
+
+
+def test_polynomials_that_are_no_numbers():
+    place = Georeference(rpcs=(('LINE_OFF', 'many'),))
+    with pytest.raises(ValueError, match="RPC LINE_OFF='many' is no number"):
+        place.resized(2, 2, 1, 1)
 
 
 def test_a_virtual_raster(tmp_path):

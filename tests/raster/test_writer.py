@@ -11,8 +11,8 @@ import pytest
 from infsa_seg.raster import (
     GeoTiffWriter,
     Window,
+    class_map_type,
     open_raster,
-    output_nbytes,
 )
 
 from .strategies import noise, whole
@@ -285,12 +285,8 @@ def test_what_dead_processes_left_is_removed(path):
     assert sorted(os.listdir(path.parent)) == sorted(['a.tif', *others])
 
 
-@pytest.mark.parametrize(
-    ('side', 'big'), [(62_449, False), (62_450, True), (100_000, True)]
-)
+@pytest.mark.parametrize(('side', 'big'), [(65_000, False), (65_537, True)])
 def test_large_files_are_bigtiff_from_the_start(path, side, big):
-    nbytes = output_nbytes(side, side, 1, np.uint8)
-    assert nbytes == side**2 and (nbytes > 3.9e9) == big
     writer = GeoTiffWriter(path, side, side)
     # The head is written with the first pixels.
     writer.write(0, np.zeros((256, side), np.uint8))
@@ -299,6 +295,34 @@ def test_large_files_are_bigtiff_from_the_start(path, side, big):
     writer._dataset = None
     writer.abort()
     assert magic == (b'II+\0' if big else b'II*\0')
+
+
+@pytest.mark.parametrize(
+    ('num_classes', 'dtype', 'nodata'),
+    [
+        (1, np.uint8, 255),
+        (255, np.uint8, 255),
+        (256, np.uint16, 65535),
+        (65535, np.uint16, 65535),
+    ],
+)
+def test_type_of_a_class_map(path, num_classes, dtype, nodata):
+    found = class_map_type(num_classes)
+    assert found == (dtype, nodata)
+    # The last class and nodata are told apart in the file.
+    pixels = np.array([[num_classes - 1, nodata]], found[0])
+    with GeoTiffWriter(path, 1, 2, dtype=found[0], nodata=found[1]) as writer:
+        writer.write(0, pixels)
+    with rasterio.open(path) as file:
+        read = file.read(1, masked=True)
+    assert read.mask.tolist() == [[False, True]]
+    assert read.data[0, 0] == num_classes - 1
+
+
+@pytest.mark.parametrize('num_classes', [-1, 0, 65536])
+def test_no_class_map(num_classes):
+    with pytest.raises(ValueError, match=f'a map of {num_classes} classes'):
+        class_map_type(num_classes)
 
 
 @pytest.mark.parametrize('limit', [300, 4000, 8500])
