@@ -18,7 +18,7 @@ from infsa_seg.raster import (
     open_raster,
 )
 from infsa_seg.raster.base import WindowReader
-from infsa_seg.raster.tiff import TiffReader, _Page
+from infsa_seg.raster.tiff import Page, TiffReader
 
 from .strategies import noise, whole, windows
 
@@ -118,13 +118,13 @@ def test_validity_of_the_raster_itself_is_kept(path):
 def decoded(monkeypatch):
     """The blocks that are decoded."""
     blocks = []
-    decode = _Page._decode
+    decode = Page._decode
 
     def spy(self, index):
         blocks.append(index)
         return decode(self, index)
 
-    monkeypatch.setattr(_Page, '_decode', spy)
+    monkeypatch.setattr(Page, '_decode', spy)
     return blocks
 
 

@@ -332,6 +332,7 @@ def test_a_virtual_raster(tmp_path):
         valid = reader.read_valid(Window(0, 0, 30, 20))
         assert np.array_equal(valid, PIXELS != 7)
         assert reader.meta.georeference.transform == tuple(NORTH_UP)[:6]
+    again.close()
     (tmp_path / 'a.tif').unlink()
     with (
         open_raster(path) as reader,
