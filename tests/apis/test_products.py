@@ -281,6 +281,52 @@ def test_values_of_another_scale(model, tmp_path):
     assert set(np.unique(masks[0])) == {0, 1}
 
 
+def test_means_for_other_channels(project, tmp_path):
+    model = init_model(
+        project / 'tiny.py',
+        None,
+        'cpu',
+        {
+            'model.data_preprocessor.mean': [0.0] * 3,
+            'model.data_preprocessor.std': [1.0] * 2,
+        },
+    )
+    np.save(tmp_path / 'a.npy', scene())
+    with pytest.raises(ValueError, match='std has 2 values for the 3 chan'):
+        infer_large_image(model, tmp_path / 'a.npy', tmp_path / 'a.tif')
+
+
+def test_four_channels_in_any_order(project, tmp_path):
+    """16 bits; the same as of a file that has them in the model's order."""
+    model = init_model(
+        project / 'tiny.py',
+        None,
+        'cpu',
+        {
+            'model.backbone.in_channels': 4,
+            'model.data_preprocessor.mean': [100.0, 200.0, 300.0, 400.0],
+            'model.data_preprocessor.std': [50.0] * 4,
+        },
+    )
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 900, (64, 72, 5)).astype(np.uint16)
+    np.save(tmp_path / 'a.npy', pixels)
+    np.save(tmp_path / 'b.npy', pixels[..., [4, 0, 3, 1]])
+    one = infer_large_image(
+        model,
+        tmp_path / 'a.npy',
+        tmp_path / 'a.tif',
+        channels=[5, 1, 4, 2],
+        probs='float16',
+    )
+    other = infer_large_image(
+        model, tmp_path / 'b.npy', tmp_path / 'b.tif', probs='float16'
+    )
+    for path, same in zip(one.written, other.written, strict=True):
+        with rasterio.open(path) as a, rasterio.open(same) as b:
+            assert np.array_equal(a.read(), b.read())
+
+
 def test_one_class_is_pointed_out(model, tmp_path):
     np.save(tmp_path / 'a.npy', np.full((64, 64, 3), 20, np.uint8))
     result = infer_large_image(model, tmp_path / 'a.npy', tmp_path / 'a.tif')

@@ -6,7 +6,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import tifffile
 
+from infsa_seg.apis.large import LargeOptions, open_source
 from infsa_seg.apis.large.tissue import TissueReader, find_tissue, read_tissue
 from infsa_seg.raster import Window, open_raster
 
@@ -122,3 +124,34 @@ def test_only_tissue_is_valid_and_glass_is_not_read(tmp_path):
         part = Window(33, 11, 40, 22)
         assert np.array_equal(reader.read_valid(part), expected[part.slices])
         assert not reader.meta.all_valid
+
+
+def test_a_pyramid_is_decimated_by_its_levels(tmp_path, monkeypatch):
+    """Of the full resolution nothing is decoded for it, whatever --res."""
+    pixels = np.full((4096, 4096, 3), 240, np.uint8)
+    pixels[1000:2000, 1000:3000] = 200, 90, 160
+    options = dict(
+        tile=(256, 256),
+        photometric='rgb',
+        resolution=(4e4, 4e4),
+        resolutionunit='CENTIMETER',
+    )
+    with tifffile.TiffWriter(tmp_path / 'a.tif') as writer:
+        writer.write(pixels, subifds=1, **options)
+        writer.write(pixels[::2, ::2], subfiletype=1, **options)
+    with open_raster(tmp_path / 'a.tif') as reader:
+        expected = find_tissue(reader)
+        levels = []
+        plain = reader.read
+        monkeypatch.setattr(
+            reader,
+            'read',
+            lambda window, level=0: (
+                levels.append(level) or plain(window, level)
+            ),
+        )
+        options = LargeOptions(res='0.3um', tissue='auto')
+        with open_source(None, reader, options) as source:
+            assert np.array_equal(source.tissue, expected)
+            assert source.reader.meta.height == round(4096 * 0.25 / 0.3)
+        assert set(levels) == {1}

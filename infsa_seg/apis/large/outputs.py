@@ -20,6 +20,7 @@ from infsa_seg.ops import Rows, bands_of
 from infsa_seg.raster import (
     GeoTiffWriter,
     PolygonWriter,
+    ResampledReader,
     Window,
     class_map_type,
     output_nbytes,
@@ -29,7 +30,7 @@ from infsa_seg.raster import (
 from ..areas import count_areas
 from ..pictures import Palette, write_overlay
 from .options import PROBS, LargeOptions
-from .raster_image import RasterImage, rows_at_once, strips_of
+from .raster_image import RasterImage, rows_at_once
 from .sources import Labels, Source
 from .tables import summarise, write_areas
 
@@ -202,7 +203,7 @@ class Outputs:
             )
 
         if 'polygons' in self.paths:
-            full = self.source.full
+            full = self.source.pyramid.meta
             self._polygons = stack.enter_context(
                 PolygonWriter(
                     self.paths['polygons'],
@@ -388,16 +389,9 @@ class Outputs:
 
     def _draw(self) -> None:
         assert self._overview is not None
-        reader, step = self.image.reader, self._step
-        meta = reader.meta
-        picture = np.empty((*self._overview.shape, meta.channels), meta.dtype)
-        for strip in strips_of(reader):
-            first = -(-strip.start // step)
-            rows = range(first * step, strip.stop, step)
-            if len(rows):
-                window = Window(rows[0], 0, rows[-1] + 1 - rows[0], meta.width)
-                pixels = reader.read(window)[::step, ::step]
-                picture[first : first + len(rows)] = pixels
+        shape = self._overview.shape
+        small = ResampledReader(self.source.pyramid, *shape)
+        picture = small.read(Window(0, 0, *shape))
         known = np.minimum(self._overview, self.num_classes)
         write_overlay(
             self.paths['overview'],

@@ -45,7 +45,8 @@ class RasterImage:
 
     Raises:
         ValueError: The raster has other channels than the model, or the
-            preprocessor pads test images to a fixed size.
+            preprocessor has means or deviations for others, or pads test
+            images to a fixed size.
     """
 
     def __init__(
@@ -80,6 +81,13 @@ class RasterImage:
                 'data_preprocessor.test_cfg pads to a fixed size, which has '
                 'no meaning for bands of an image; leave it out'
             )
+        for name in ('mean', 'std'):
+            values = getattr(self._normalise, name, None)
+            if values is not None and values.numel() not in (1, self.channels):
+                raise ValueError(
+                    f'data_preprocessor.{name} has {values.numel()} values '
+                    f'for the {self.channels} channels of the model'
+                )
         # Tokens are padded where the image ends, by the network.
         self._normalise.test_cfg = None
         self._scale: tuple[np.ndarray, np.ndarray] | None = None

@@ -15,7 +15,6 @@ from PIL import Image
 
 from infsa_seg.datasets import SceneReader
 from infsa_seg.raster import (
-    RasterMeta,
     RasterReader,
     TolerantReader,
     Window,
@@ -43,7 +42,7 @@ class Source:
     Attributes:
         name (str): Of the input, as the user has it.
         reader (RasterReader): At the resolution that was asked for.
-        full (RasterMeta): Of the full resolution.
+        pyramid (RasterReader): Of the full resolution, with its levels.
         tissue (ndarray, optional): Bool (rows, columns) for all of it; the
             rest is not valid.
         damage (TolerantReader, optional): Knows which blocks were damaged.
@@ -54,7 +53,7 @@ class Source:
 
     name: str
     reader: RasterReader
-    full: RasterMeta
+    pyramid: RasterReader
     tissue: np.ndarray | None = None
     damage: TolerantReader | None = None
     full_mpp: tuple[float, float] | None = None
@@ -63,7 +62,7 @@ class Source:
     @property
     def is_slide(self) -> bool:
         """Whether it has levels or a size, and no place on earth."""
-        full = self.full
+        full = self.pyramid.meta
         sized = len(full.level_sizes) > 1 or self.full_mpp is not None
         return sized and full.georeference is None
 
@@ -96,26 +95,27 @@ def open_source(
         else:
             reader = open_raster(name, options.nodata, reader=options.reader)
             stack.callback(reader.close)
-        full, damage = reader.meta, None
+        damage = None
         if options.tolerate_damage:
             reader = damage = TolerantReader(reader)
+        pyramid = reader
         tissue = None
         with naming(name):
             reader, notes = at_resolution(
                 reader, options.res, options.level, options.mpp_override
             )
             if options.tissue == 'auto':
-                tissue = find_tissue(reader)
+                tissue = find_tissue(pyramid)
         if options.tissue not in (None, 'auto', 'none'):
             tissue = read_tissue(options.tissue, reader)
         if tissue is not None:
             reader = TissueReader(reader, tissue)
             if not tissue.any():
                 notes.append('no tissue is there; nothing will be valid')
-        mpp = full.mpp
+        mpp = pyramid.meta.mpp
         if options.mpp_override is not None:
             mpp = (options.mpp_override, options.mpp_override)
-        yield Source(name, reader, full, tissue, damage, mpp, tuple(notes))
+        yield Source(name, reader, pyramid, tissue, damage, mpp, tuple(notes))
 
 
 @contextmanager
