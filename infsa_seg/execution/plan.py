@@ -24,7 +24,8 @@ _UNITS = {'B': 1, 'KB': 1e3, 'MB': 1e6, 'GB': 1e9, 'TB': 1e12} | {
     'TIB': 2**40,
 }
 # Taller bands do not pay: less than a tenth of the work is then done twice.
-_MAX_BAND_ROWS = 32
+_MIN_BAND_ROWS, _MAX_BAND_ROWS = 8, 32
+_MAX_BAND_TOKENS = 2**14
 # Libraries lay out and reorder what they work on; the allocator keeps some of
 # what it was given back.
 _SLACK = 1.3
@@ -148,14 +149,16 @@ def make_plan(
             fixed + kept + rows * row_bytes + _SLACK * cost.peak_bytes(rows)
         )
 
-    limit = min(_MAX_BAND_ROWS, grid.rows)
+    # Of a wide image lower ones: memory should not grow with the width.
+    limit = max(_MAX_BAND_TOKENS // grid.columns, _MIN_BAND_ROWS)
+    limit = min(limit, _MAX_BAND_ROWS, grid.rows)
     candidates = [band_rows] if band_rows else range(limit, 0, -1)
     places = ('ram', 'disk') if store == 'auto' else (store,)
     for place in places:
         kept = store_bytes if place == 'ram' else 0
         for rows in candidates:
             # Bands of a row or two would do most of the work twice, or more.
-            if store == 'auto' and place == 'ram' and rows < min(limit, 8):
+            if store == 'auto' and place == 'ram' and rows < min(limit, _MIN_BAND_ROWS):
                 break
             if peak(rows, kept) <= max_bytes:
                 return Plan(

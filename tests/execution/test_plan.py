@@ -94,6 +94,17 @@ def test_plan_chooses_store_and_height(network):
         plan_of(network, (4096, 4096), 170 * 2**20, store='ram')
 
 
+def test_memory_hardly_grows_with_the_width(network):
+    """Bands of as many tokens, as long as they are not too low."""
+    plans = [
+        plan_of(network, (4096, width), store='disk')
+        for width in (4096, 8192, 16384)
+    ]
+    assert [plan.band_rows for plan in plans] == [32, 16, 8]
+    assert plans[2].peak_bytes < 1.1 * plans[0].peak_bytes
+    assert plan_of(network, (4096, 2**20), store='disk').band_rows == 8
+
+
 def test_plan_obeys(network):
     plan = plan_of(network, store='disk', band_rows=5)
     assert (plan.store, plan.band_rows, plan.num_bands) == ('disk', 5, 13)
