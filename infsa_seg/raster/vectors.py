@@ -266,9 +266,9 @@ class PolygonWriter:
             )
         elif not 0 < self._num_classes <= 2**16:
             problem = f'{self._num_classes} classes are not 1 to 65536'
-        elif min(*scale, *(mpp or (1.0,))) <= 0:
+        elif not all(size > 0 for size in (*scale, *(mpp or ()))):
             problem = f'scale={scale} and mpp={mpp} must be positive'
-        elif not min(self._min_area, self._simplify) >= 0:
+        elif not (self._min_area >= 0 and self._simplify >= 0):
             problem = (
                 f'min_area={self._min_area} and simplify={self._simplify} '
                 'must not be negative'
