@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import uuid
+import warnings
 
 import numpy as np
 import pytest
@@ -344,16 +345,27 @@ def test_degrees_have_areas_in_pixels(tmp_path):
 def test_control_points_leave_pixels(tmp_path, suffix):
     path, classes = tmp_path / f'a{suffix}', random_map()
     points = (ControlPoint(0, 0, 7.0, 50.0, 0.0, '1'),)
-    write(path, classes, georeference=Georeference(None, None, points, UTM))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        place = Georeference(None, None, points, UTM)
+        write(path, classes, georeference=place)
     read = read_json if suffix == '.geojson' else read_package
     info, found = read(path)
     assert info.get('crs') is None
     assert by_class(found) == reference(classes)
 
 
-def test_geojson_needs_a_code(tmp_path):
+@pytest.mark.parametrize(
+    'wkt',
+    [
+        CUSTOM,
+        # Not quite EPSG:25832, which has a datum.
+        CRS.from_proj4('+proj=utm +zone=32 +ellps=GRS80').to_wkt(),
+    ],
+)
+def test_geojson_needs_a_code(tmp_path, wkt):
     path = tmp_path / 'a.geojson'
-    place = Georeference(CUSTOM, NORTH_UP.transform)
+    place = Georeference(wkt, NORTH_UP.transform)
     with pytest.raises(ValueError, match=f'{path}: .* use .gpkg') as caught:
         write(path, random_map(), georeference=place)
     assert '\n' not in str(caught.value)
@@ -607,6 +619,21 @@ def test_a_full_disk_names_the_file(
     else:
         assert caught.value.strerror.startswith('cannot be written: ')
     assert '\n' not in caught.value.strerror
+    assert not os.listdir(tmp_path)
+
+
+def test_giving_up_needs_no_space(tmp_path, small_bands):
+    resource = pytest.importorskip('resource')
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer = PolygonWriter(tmp_path / 'a.json', 4, NAMES, PALETTE)
+    try:
+        with pytest.raises(KeyError, match='ours'), writer:
+            # Something waits to be written.
+            writer.write(0, np.zeros((6, 4), np.uint8))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+            raise KeyError('ours')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not os.listdir(tmp_path)
 
 
