@@ -580,6 +580,14 @@ def test_a_folder_is_no_target(tmp_path):
         PolygonWriter(path, 4, NAMES, PALETTE, overwrite=True)
 
 
+@pytest.mark.skipif(os.name != 'posix', reason='has no /proc')
+def test_a_place_that_cannot_be_written_to():
+    path = '/proc/a.json'
+    with pytest.raises(OSError, match='cannot be written') as caught:
+        PolygonWriter(path, 4, NAMES, PALETTE)
+    assert caught.value.filename == path
+
+
 def test_what_a_killed_process_left_is_removed(tmp_path):
     path = tmp_path / 'new' / 'a[1].gpkg'
     path.parent.mkdir()
