@@ -158,7 +158,11 @@ def make_plan(
         kept = store_bytes if place == 'ram' else 0
         for rows in candidates:
             # Bands of a row or two would do most of the work twice, or more.
-            if store == 'auto' and place == 'ram' and rows < min(limit, _MIN_BAND_ROWS):
+            if (
+                store == 'auto'
+                and place == 'ram'
+                and rows < min(limit, _MIN_BAND_ROWS)
+            ):
                 break
             if peak(rows, kept) <= max_bytes:
                 return Plan(

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 
-def reserve(path: Path, overwrite: bool) -> Path:
+def reserve(path: Path, overwrite: bool, suffix: str = '') -> Path:
     """Make sure that a file can be written, before any work is done.
 
     The directory is made if need be, and what processes that died have left
@@ -17,6 +17,7 @@ def reserve(path: Path, overwrite: bool) -> Path:
     Args:
         path: Where the file belongs.
         overwrite: Whether it may exist; it is left as it is.
+        suffix: Of the hidden file.
 
     Returns:
         An empty hidden file beside ``path``, to be renamed when complete.
@@ -35,15 +36,11 @@ def reserve(path: Path, overwrite: bool) -> Path:
         )
     folder, name = path.parent, path.name
     folder.mkdir(parents=True, exist_ok=True)
-    # Not those of a file whose name begins likewise.
-    pattern = re.compile(
-        rf'\.{re.escape(name)}\.(\d+)(\.rows)?\.part(\.aux\.xml)?'
-    )
-    for stale in folder.glob(f'.{glob.escape(name)}.*'):
-        match = pattern.fullmatch(stale.name)
-        if match and not _is_running(int(match[1])):
+    for stale in hidden_files(path, None):
+        owner = stale.name[len(name) + 2 :].partition('.')[0]
+        if not _is_running(int(owner)):
             stale.unlink(missing_ok=True)
-    part = folder / f'.{name}.{os.getpid()}.part'
+    part = folder / f'.{name}.{os.getpid()}.part{suffix}'
     try:
         part.touch()
     except OSError as error:
@@ -51,6 +48,25 @@ def reserve(path: Path, overwrite: bool) -> Path:
             error.errno, f'cannot be written: {error.strerror}', str(path)
         ) from error
     return part
+
+
+def hidden_files(path: Path, owner: int | None) -> list[Path]:
+    """The hidden files of a file, with what libraries keep beside them.
+
+    Args:
+        path: Where the file belongs.
+        owner: Number of the process that made them; None for any.
+    """
+    number = r'\d+' if owner is None else str(owner)
+    # Not those of a file whose name begins likewise.
+    pattern = re.compile(
+        rf'\.{re.escape(path.name)}\.{number}(\.rows)?\.part.*'
+    )
+    return [
+        file
+        for file in path.parent.glob(f'.{glob.escape(path.name)}.*')
+        if pattern.fullmatch(file.name)
+    ]
 
 
 def sidecar(path: Path) -> Path:

@@ -192,8 +192,6 @@ class GeoPackageFile(VectorFile):
         self._names = np.array(class_names, object)
         none = np.empty(0, object)
         self._waiting: list[Features] = []
-        # The file must not be there: it would be opened.
-        path.unlink(missing_ok=True)
         self._write(
             Features(
                 none, *(np.empty(0, kind) for kind in (int, float, float))

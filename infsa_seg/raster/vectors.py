@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from types import TracebackType
 import numpy as np
 
 from .georeference import Georeference
-from .hidden import _is_running
+from .hidden import hidden_files, reserve
 from .polygons import BandPolygons, Polygons
 from .vector_files import (
     Features,
@@ -127,7 +126,9 @@ class PolygonWriter:
         self._start, self._filled = 0, 0
         self._polygons = BandPolygons(width)
         self._file: VectorFile | None = None
-        self._part = self._prepare(overwrite)
+        # GDAL wants to see the suffix of a GeoPackage.
+        end = self._suffix if self._suffix == '.gpkg' else ''
+        self._part = reserve(self.path, overwrite, end)
         try:
             with self._naming():
                 crs, unit = self._place(
@@ -224,8 +225,7 @@ class PolygonWriter:
         file, self._file = self._file, None
         if file is not None:
             file.abort()
-        # With what SQLite has beside it.
-        for part in self._parts():
+        for part in hidden_files(self.path, os.getpid()):
             part.unlink(missing_ok=True)
 
     def __enter__(self) -> PolygonWriter:
@@ -266,9 +266,9 @@ class PolygonWriter:
             )
         elif not 0 < self._num_classes <= 2**16:
             problem = f'{self._num_classes} classes are not 1 to 65536'
-        elif min(*scale, *(mpp or (1.0,))) <= 0:
+        elif not all(size > 0 for size in (*scale, *(mpp or ()))):
             problem = f'scale={scale} and mpp={mpp} must be positive'
-        elif not min(self._min_area, self._simplify) >= 0:
+        elif not (self._min_area >= 0 and self._simplify >= 0):
             problem = (
                 f'min_area={self._min_area} and simplify={self._simplify} '
                 'must not be negative'
@@ -307,45 +307,6 @@ class PolygonWriter:
         self._transform = a * across, b * down, c, d * across, e * down, f
         self._pixel_area = area * down * across
         return crs, unit
-
-    def _prepare(self, overwrite: bool) -> Path:
-        """Make sure of the place before any work is done.
-
-        Returns:
-            The hidden file, empty.
-        """
-        if self.path.is_dir():
-            raise IsADirectoryError(
-                errno.EISDIR, os.strerror(errno.EISDIR), str(self.path)
-            )
-        if self.path.exists() and not overwrite:
-            raise FileExistsError(
-                errno.EEXIST, 'exists; use --overwrite', str(self.path)
-            )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        for stale in self._parts('*'):
-            owner = stale.name[len(self.path.name) + 2 :].partition('.')[0]
-            if owner.isdecimal() and not _is_running(int(owner)):
-                stale.unlink(missing_ok=True)
-        # GDAL wants to see the suffix of a GeoPackage.
-        suffix = self._suffix if self._suffix == '.gpkg' else ''
-        part = self.path.with_name(
-            f'.{self.path.name}.{os.getpid()}.part{suffix}'
-        )
-        try:
-            part.touch()
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f'cannot be written: {error.strerror}',
-                str(self.path),
-            ) from error
-        return part
-
-    def _parts(self, owner: str = str(os.getpid())) -> Iterator[Path]:
-        """The hidden files of a process."""
-        name = glob.escape(self.path.name)
-        return self.path.parent.glob(f'.{name}.{owner}.part*')
 
     def _flush(self) -> None:
         """Find the polygons of the rows at hand."""

@@ -39,6 +39,8 @@ _OVERVIEW = 2048
 # Rows that a writer gathers, and what GDAL keeps (see GeoTiffWriter).
 _TILE = 256
 _GDAL_CACHE = 64 * 2**20
+# What a PolygonWriter holds of a map that is not mere noise.
+_POLYGONS = 256 * 2**20
 
 
 class Outputs:
@@ -126,6 +128,8 @@ class Outputs:
         if self.probs is not None:
             per_pixel += self.num_channels * 4
         held = _GDAL_CACHE + _TILE * meta.width * per_pixel
+        if 'polygons' in self.paths:
+            held += _POLYGONS
         if self.strip is not None:
             # Of both runs, and their difference.
             pixels = self.strip.num_rows * self.image.width
