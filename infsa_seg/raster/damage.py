@@ -32,10 +32,10 @@ _NOT_TOLERATED = (
 class TolerantReader(WindowReader):
     """Reads what can be read of a raster: the rest is 0, and not valid.
 
-    A window that fails is read once more from a file that is opened again.
-    If that fails, too, the window is split until what fails is one block:
-    ``meta.block_rows`` high, and as wide if that is the side of a usual tile,
-    else 256 pixels wide. Blocks that fail are remembered, also when the
+    A window that fails is read again, in parts, from the file opened anew.
+    What fails is split until it is one block that failed twice: it has
+    ``meta.block_rows`` rows, and as many columns if that is the side of a
+    usual tile, else 256. Blocks that failed are remembered, also when the
     reader is pickled. They are not tried again, so that a second read gives
     what the first one gave.
 
@@ -100,7 +100,7 @@ class TolerantReader(WindowReader):
         self, window: Window, level: int
     ) -> tuple[np.ndarray, np.ndarray | None]:
         if not self._meets_damage(window, level):
-            found = self._try(window, level) or self._try(window, level)
+            found = self._try(window, level)
             if found is not None:
                 return found
         size = window.height, window.width

@@ -44,7 +44,6 @@ def copy_as_cog(
         options: With which ``source`` was created.
     """
     predictor = {1: 'NO', 3: 'FLOATING_POINT'}[options['predictor']]
-    half = {'NBITS': options['NBITS']} if 'NBITS' in options else {}
     rasterio.shutil.copy(
         source,
         target,
@@ -56,7 +55,6 @@ def copy_as_cog(
         # Those of the source: none is made again, and none beyond them.
         OVERVIEWS='FORCE_USE_EXISTING',
         OVERVIEW_RESAMPLING='NEAREST',
-        **half,
     )
     if options['count'] == 4:
         _deny_opacity(target)

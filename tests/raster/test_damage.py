@@ -267,18 +267,21 @@ def test_any_damage_read_in_any_order(tmp_path_factory, bad, requests):
         assert reader.bad_blocks == before
 
 
-def test_an_error_that_passes(path):
+@pytest.mark.parametrize(
+    ('window', 'times'),
+    [(Window(10, 20, 200, 300), 1), (Window(10, 20, 30, 40), 2)],
+)
+def test_an_error_that_passes(path, window, times):
     error = OSError(errno.EIO, 'Input/output error', str(path))
-    fake = Fake(path, 300, 420, 64, errors=[error])
+    fake = Fake(path, 300, 420, 64, errors=[error] * times)
     with TolerantReader(fake) as reader:
-        window = Window(10, 20, 200, 300)
         assert np.array_equal(
             reader.read(window), fake.values(0)[window.slices]
         )
         assert reader.read_valid(window).all()
         assert reader.bad_blocks == []
         # It was opened again.
-        assert fake.num_closed == 1
+        assert fake.num_closed == times
 
 
 def test_little_is_tried_and_held(path):

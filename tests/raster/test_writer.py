@@ -278,8 +278,14 @@ def test_what_dead_processes_left_is_removed(path):
     with subprocess.Popen(['true']) as process:
         process.wait()
     dead, running = process.pid, os.getppid()
-    others = (f'.a.tif.{running}.part', f'.b.tif.{dead}.part', '.a.tif.x.part')
-    for name in (f'.a.tif.{dead}.part', f'.a.tif.{os.getpid()}.part', *others):
+    others = (
+        f'.a.tif.{running}.part',
+        f'.b.tif.{dead}.part',
+        '.a.tif.x.part',
+        f'.a.tif.{dead}.tif.{running}.part',
+    )
+    left = (f'.{dead}.part', f'.{dead}.rows.part', f'.{dead}.part.aux.xml')
+    for name in (*(f'.a.tif{end}' for end in left), *others):
         (path.parent / name).touch()
     write(path, CLASSES)
     assert sorted(os.listdir(path.parent)) == sorted(['a.tif', *others])
