@@ -247,7 +247,11 @@ def parse() -> argparse.Namespace:
         metavar='N',
         help='rows of tokens that are computed at once; by default what fits',
     )
-    how.add_argument('--device', help='such as cuda:0; a GPU if there is')
+    how.add_argument(
+        '--device',
+        type=cli.device,
+        help='such as cuda:0; a GPU if there is one',
+    )
     how.add_argument(
         '--resume',
         action='store_true',

@@ -3,6 +3,7 @@
 
 from .damage import TolerantReader
 from .georeference import ControlPoint, Georeference
+from .hidden import staged
 from .layout import class_map_type, output_nbytes
 from .meta import RasterMeta
 from .reader import READERS, RasterReader, open_raster
@@ -26,5 +27,6 @@ __all__ = [
     'class_map_type',
     'open_raster',
     'output_nbytes',
+    'staged',
     'write_qml',
 ]

@@ -57,15 +57,17 @@ class WindowReader(ABC):
         kept, self._kept = self._kept, None
         if kept is not None and kept[:2] == (window, level):
             return kept[2]
-        return self._load_or_say_where(window, level)[1]
+        return self._load_or_say_where(window, level, False)[1]
 
     def _load_or_say_where(
-        self, window: Window, level: int
+        self, window: Window, level: int, with_pixels: bool = True
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Load, and name the window in what goes wrong."""
         size = f'{window.height}x{window.width}'
         where = f'level {level}, window {size} at ({window.row}, {window.col})'
         try:
+            if not with_pixels:
+                return np.empty(0), self._load_valid(window, level)
             return self._load(window, level)
         except OSError as error:
             raise OSError(
@@ -86,6 +88,10 @@ class WindowReader(ABC):
             The pixels (height, width, channels), contiguous and the caller's
             own; which are valid, as of :func:`valid_pixels`.
         """
+
+    def _load_valid(self, window: Window, level: int) -> np.ndarray | None:
+        """Tell what is valid of a window whose pixels are not wanted."""
+        return self._load(window, level)[1]
 
     def close(self) -> None:
         """Let go of the file and of everything kept of it.
@@ -145,7 +151,7 @@ def valid_pixels(
     if stored.dtype.kind == 'f':
         holes = np.zeros(stored.shape[:2], bool)
         for channel in range(stored.shape[2]):
-            holes |= np.isnan(stored[..., channel])
+            holes |= ~np.isfinite(stored[..., channel])
         doubts.append(holes)
     if nodata is not None:
         empty = np.ones(stored.shape[:2], bool)

@@ -91,7 +91,7 @@ class TolerantReader(WindowReader):
         )
 
     def _load_or_say_where(
-        self, window: Window, level: int
+        self, window: Window, level: int, with_pixels: bool = True
     ) -> tuple[np.ndarray, np.ndarray | None]:
         # The reader has said it.
         return self._load(window, level)

@@ -5,6 +5,9 @@ import errno
 import glob
 import os
 import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -39,7 +42,10 @@ def reserve(path: Path, overwrite: bool, suffix: str = '') -> Path:
     for stale in hidden_files(path, None):
         owner = stale.name[len(name) + 2 :].partition('.')[0]
         if not _is_running(int(owner)):
-            stale.unlink(missing_ok=True)
+            if stale.is_dir():
+                shutil.rmtree(stale, ignore_errors=True)
+            else:
+                stale.unlink(missing_ok=True)
     part = folder / f'.{name}.{os.getpid()}.part{suffix}'
     try:
         part.touch()
@@ -67,6 +73,42 @@ def hidden_files(path: Path, owner: int | None) -> list[Path]:
         for file in path.parent.glob(f'.{glob.escape(path.name)}.*')
         if pattern.fullmatch(file.name)
     ]
+
+
+@contextmanager
+def staged(
+    paths: Mapping[str, Path], overwrite: bool
+) -> Iterator[dict[str, Path]]:
+    """Let several files appear together, when all of them are complete.
+
+    Args:
+        paths: Where they belong, all in one directory.
+        overwrite: Whether they may exist; they are replaced at the end.
+
+    Yields:
+        Where to write them, in a hidden directory. They are moved when the
+        block ends, in the order of ``paths``; whatever ends it early removes
+        all of them.
+
+    Raises:
+        FileExistsError: One exists, and ``overwrite`` is not set.
+        OSError: One is a directory, or the directory cannot be written.
+    """
+    for path in paths.values():
+        reserve(path, overwrite).unlink()
+    first = next(iter(paths.values()))
+    folder = first.with_name(f'.{first.name}.{os.getpid()}.part')
+    folder.mkdir()
+    try:
+        yield {kind: folder / path.name for kind, path in paths.items()}
+        for path in paths.values():
+            # With what GDAL keeps beside it.
+            for file in (path, sidecar(path)):
+                part = folder / file.name
+                if part.exists():
+                    part.replace(file)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sidecar(path: Path) -> Path:

@@ -77,13 +77,20 @@ class ResampledReader(WindowReader):
             level_sizes=((height, width),),
             block_rows=max(round(meta.block_rows / scale), 1),
             nbytes_resident=meta.nbytes_resident
-            + (0 if self.is_exact else 20 * _STRIP_BYTES),
+            + (0 if self.is_exact else self._held(height)),
             # Means of some pixels are none of its values.
             nodata=meta.nodata if self.is_exact else None,
             has_alpha=meta.has_alpha or not (self.is_exact or meta.all_valid),
             georeference=place,
             mpp=mpp,
         )
+
+    def _held(self, height: int) -> int:
+        """Bytes of finer pixels, and of what becomes of them."""
+        meta = self.reader.meta
+        rows = self.size[0] // height + 2
+        row = self.size[1] * meta.channels * meta.dtype.itemsize
+        return 20 * max(rows * row, _STRIP_BYTES)
 
     def _load(
         self, window: Window, level: int
@@ -100,6 +107,19 @@ class ResampledReader(WindowReader):
             if valid is not None and shares is not None:
                 valid[place] = shares >= _LEAST_SHARE
         return pixels, valid
+
+    def _load_valid(self, window: Window, level: int) -> np.ndarray | None:
+        if self.is_exact:
+            return self.reader.read_valid(window, self.level)
+        valid = np.ones((window.height, window.width), bool)
+        for strip in self._strips(window):
+            down, across = self._axes(strip)
+            source = Window(down.start, across.start, down.count, across.count)
+            known = self.reader.read_valid(source, self.level)
+            if known is not None:
+                shares = across.mean(down.mean(known.astype(np.float32), 0), 1)
+                valid[strip.within(window)] = shares >= _LEAST_SHARE
+        return valid
 
     def _means(self, window: Window) -> tuple[np.ndarray, np.ndarray | None]:
         """Means over what is valid; how much of each pixel that is."""

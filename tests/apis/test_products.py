@@ -11,6 +11,7 @@ import tifffile
 from PIL import Image
 
 from infsa_seg.apis import infer_large, infer_large_image, init_model
+from infsa_seg.apis.large.infer_large import expand
 
 rasterio = pytest.importorskip('rasterio')
 openslide = pytest.importorskip('openslide')
@@ -325,6 +326,157 @@ def test_four_channels_in_any_order(project, tmp_path):
     for path, same in zip(one.written, other.written, strict=True):
         with rasterio.open(path) as a, rasterio.open(same) as b:
             assert np.array_equal(a.read(), b.read())
+
+
+@pytest.mark.parametrize('ending', ['geojson', 'gpkg'])
+def test_polygons_of_a_part(model, ending, tmp_path):
+    """Of a map with a collar on all sides."""
+    pixels = scene()
+    pixels[:24] = pixels[-8:] = 0
+    pixels[:, :16] = pixels[:, -40:] = 0
+    pixels[24:-8, 16:-40] += 1
+    write_map(tmp_path / 'a.tif', pixels, nodata=0)
+    result = infer_large_image(
+        model, tmp_path / 'a.tif', tmp_path / 'out', polygons=ending
+    )
+    mask = read(result.written[0])
+    meta, _, shapes, fields = pyogrio.raw.read(result.written[1])
+    columns = dict(zip(meta['fields'], fields, strict=True))
+    for index in (0, 1):
+        area = columns['area_m2'][columns['class_id'] == index].sum()
+        assert area == pytest.approx((mask == index).sum() * 0.25)
+    bounds = shapely.total_bounds(shapely.from_wkb(shapes))
+    assert bounds == pytest.approx((4e5 + 8, 5e6 - 76, 4e5 + 100, 5e6 - 12))
+
+
+@pytest.mark.parametrize('kind', [KeyboardInterrupt, OSError])
+def test_files_appear_together(model, kind, tmp_path, monkeypatch):
+    """What fails at the very end leaves what was there, and no more."""
+
+    def fail(*args, **kwargs):
+        raise kind(28, 'No space left on device')
+
+    np.save(tmp_path / 'a.npy', scene())
+    out = tmp_path / 'out'
+    everything = dict(
+        polygons='geojson',
+        areas='csv',
+        style=True,
+        manifest=True,
+        overview=True,
+        cog=True,
+        overwrite=True,
+    )
+    infer_large_image(model, tmp_path / 'a.npy', out, **everything)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    assert len(before) == 6
+    monkeypatch.setattr('infsa_seg.raster.writer.copy_as_cog', fail)
+    np.save(tmp_path / 'a.npy', scene()[::-1])
+    with pytest.raises(kind):
+        infer_large_image(model, tmp_path / 'a.npy', out, **everything)
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    with pytest.raises(kind):
+        infer_large_image(
+            model, tmp_path / 'a.npy', tmp_path / 'new', **everything
+        )
+    assert not list((tmp_path / 'new').iterdir())
+
+
+def test_what_is_read_is_not_replaced(model, tmp_path):
+    write_map(tmp_path / 'a.tif', scene())
+    Image.fromarray(np.ones((16, 24), np.uint8)).save(tmp_path / 'm_mask.tif')
+    before = (tmp_path / 'a.tif').read_bytes()
+    for source, out, options in (
+        ('a.tif', tmp_path / 'a.tif', {}),
+        ('m.npy', tmp_path, dict(tissue=tmp_path / 'm_mask.tif')),
+    ):
+        np.save(tmp_path / 'm.npy', scene())
+        with pytest.raises(ValueError, match='is an input itself'):
+            infer_large_image(
+                model, tmp_path / source, out, overwrite=True, **options
+            )
+    assert (tmp_path / 'a.tif').read_bytes() == before
+
+
+def test_infinity_is_no_value(model, tmp_path):
+    """One pixel, and not the whole image."""
+    pixels = scene().astype(np.float32)
+    np.save(tmp_path / 'a.npy', pixels)
+    pixels[50, 60, 1] = np.inf
+    pixels[90, 9] = -np.inf
+    np.save(tmp_path / 'b.npy', pixels)
+    masks = []
+    for name in 'ab':
+        result = infer_large_image(
+            model,
+            tmp_path / f'{name}.npy',
+            tmp_path / name,
+            stretch=(0, 100),
+            manifest=True,
+        )
+        masks.append(read(result.written[0]))
+        json.loads(
+            result.written[1].read_text(),
+            parse_constant=lambda word: pytest.fail(word),
+        )
+    assert list(zip(*np.nonzero(masks[1] == 255), strict=True)) == [
+        *((50, 60), (90, 9)),
+    ]
+    assert (masks[0] == masks[1]).mean() > 0.99
+
+
+def test_another_mask_is_another_run(model, tmp_path):
+    """A killed run does not go on with other tissue."""
+    np.save(tmp_path / 'a.npy', scene())
+    mask = np.ones((40, 60), np.uint8)
+    Image.fromarray(mask).save(tmp_path / 'mask.png')
+
+    class Killed(BaseException):
+        pass
+
+    bands = []
+
+    def die(*args, **kwargs):
+        bands.append(args)
+        if len(bands) > 3:
+            raise Killed
+
+    options = dict(
+        store='disk', band_rows=4, tissue=tmp_path / 'mask.png', resume=True
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('infsa_seg.execution.Journal.end', lambda self: None)
+        patch.setattr('infsa_seg.apis.large.outputs.Outputs.sink', die)
+        with pytest.raises(Killed):
+            infer_large_image(
+                model, tmp_path / 'a.npy', tmp_path / 'out', **options
+            )
+    mask[8:30, 8:30] = 0
+    Image.fromarray(mask).save(tmp_path / 'mask.png')
+    with pytest.raises(ValueError, match='another resolution or tissue'):
+        infer_large_image(
+            model, tmp_path / 'a.npy', tmp_path / 'out', **options
+        )
+
+
+def test_a_verification_that_was_killed(model, tmp_path):
+    """Its files are no reason to stop."""
+    np.save(tmp_path / 'a.npy', scene())
+    left = tmp_path / 'out' / '.a_mask.scratch.verify'
+    left.mkdir(parents=True)
+    (left / 'tokens.0').write_bytes(b'x')
+    result = infer_large_image(
+        model, tmp_path / 'a.npy', tmp_path / 'out', verify=8, store='disk'
+    )
+    assert result.difference < 1e-4
+    assert not left.exists()
+
+
+def test_results_beside_their_images_are_no_inputs(tmp_path):
+    for name in ('a.tif', 'a_mask.tif', 'a_overview.png', 'b_mask.tif'):
+        (tmp_path / name).write_bytes(b'x')
+    found = [name.rpartition('/')[2] for name in expand([str(tmp_path)])]
+    assert found == ['a.tif', 'b_mask.tif']
 
 
 def test_one_class_is_pointed_out(model, tmp_path):

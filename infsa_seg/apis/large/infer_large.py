@@ -209,6 +209,7 @@ def expand(inputs: Sequence[str]) -> list[str]:
                 if file.suffix.lower() in SUFFIXES
                 and not file.name.startswith('.')
             )
+            found = _without_results(found)
             if not found:
                 raise ValueError(
                     f'{name}: has no file that ends in {" ".join(SUFFIXES)}'
@@ -225,6 +226,20 @@ def expand(inputs: Sequence[str]) -> list[str]:
                 raise ValueError(f'{name}: matches no file')
         names += found
     return names
+
+
+def _without_results(names: list[str]) -> list[str]:
+    """Leave out what earlier runs wrote of other files of a directory."""
+    stems = {Path(name).stem for name in names}
+    return [
+        name
+        for name in names
+        if not any(
+            Path(name).stem == f'{stem}_{kind}'
+            for stem in stems
+            for kind in ('mask', 'probs', 'centrality', 'overview', 'tissue')
+        )
+    ]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import hashlib
 import itertools
 import shutil
 import time
@@ -109,7 +110,7 @@ class LargeJob:
         self.notes = [*source.notes, *self.image.notes]
         stem = stem_of(model, self.name)
         self.paths = paths_of(out, stem, options)
-        self.labels = open_labels(options.labels, stem, reader)
+        self.labels = open_labels(options.labels, stem, source)
         self.strip = self._choose_strip()
         self.outputs = self._make_outputs()
         self.folder = Path(options.scratch or self.paths['mask'].parent) / (
@@ -117,7 +118,8 @@ class LargeJob:
         )
         self.token_mask = None
         if not (self.is_blank or meta.all_valid):
-            rows = rows_at_once(meta.width * self.grid.patch_size)
+            pixel = meta.channels * meta.dtype.itemsize
+            rows = rows_at_once(meta.width * self.grid.patch_size * pixel)
             self.token_mask = read_token_mask(self.image, self.grid, rows)
         self.chunk_tokens = 512 if self.device.type == 'cpu' else 2**16
         self.plan = None if self.is_blank else self._plan()
@@ -134,15 +136,14 @@ class LargeJob:
             on_note(note)
         with ExitStack() as stack:
             self.outputs.open(stack)
-            if self.is_blank:
-                self.outputs.finish()
-                return self._result(start, None)
-            self._check_space()
-            if on_plan is not None:
-                on_plan(self.describe())
-            with self._progress() as on_band:
-                self._stream(on_band)
-                apart = self._verify(on_band)
+            apart = None
+            if not self.is_blank:
+                self._check_space()
+                if on_plan is not None:
+                    on_plan(self.describe())
+                with self._progress() as on_band:
+                    self._stream(on_band)
+                    apart = self._verify(on_band)
             self.outputs.finish()
         for note in self._doubts():
             self.notes.append(note)
@@ -307,7 +308,7 @@ class LargeJob:
         journal = None
         if self._known_plan.store == 'disk':
             journal = Journal(folder, {})
-            journal.begin()
+            journal.begin(anew=True)
         try:
             streaming = self._streaming(
                 self._other_band_rows, journal, on_band
@@ -379,9 +380,19 @@ class LargeJob:
             'version of infsa_seg': infsa_seg.__version__,
             'nodata or window': f'{options.nodata} {self.image.window}',
             'channels': f'{options.channels} {options.stretch}',
-            'resolution or tissue': f'{self.grid} {options.tissue}',
+            'resolution or tissue': f'{self.grid} {self._digest_of_mask()}',
+            'reader': f'{options.reader} {options.tolerate_damage}',
             'verify': f'{options.verify}',
         }
+
+    def _digest_of_mask(self) -> str:
+        """Which tokens are valid, and which pixels by tissue."""
+        digest = hashlib.blake2b(digest_size=16)
+        if self.token_mask is not None:
+            digest.update(self.token_mask.numpy().tobytes())
+        if self.source.tissue is not None:
+            digest.update(self.source.tissue.tobytes())
+        return digest.hexdigest()
 
     @contextmanager
     def _progress(self) -> Iterator[Callable[[], None]]:

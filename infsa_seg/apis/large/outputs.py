@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from infsa_seg.engine import atomic_path
 from infsa_seg.execution import Grid, Piece, classify, probabilities
 from infsa_seg.ops import Rows, bands_of
 from infsa_seg.raster import (
@@ -24,6 +23,7 @@ from infsa_seg.raster import (
     Window,
     class_map_type,
     output_nbytes,
+    staged,
     write_qml,
 )
 
@@ -98,6 +98,8 @@ class Outputs:
             self._overview = np.full(shape, self.nodata, self.dtype)
         self._writers: dict[str, GeoTiffWriter] = {}
         self._polygons: PolygonWriter | None = None
+        # Where files are written, until all of them are complete.
+        self._places: dict[str, Path] = {}
         self._rows_written: dict[str, int] = {}
         # What stands where nothing is valid.
         self._blanks = {'mask': self.nodata, 'probs': 0, 'centrality': np.nan}
@@ -126,7 +128,8 @@ class Outputs:
         meta = self.image.reader.meta
         per_pixel = self.dtype.itemsize
         if self.probs is not None:
-            per_pixel += self.num_channels * 4
+            # With a copy as float32, which GDAL writes as float16.
+            per_pixel += self.num_channels * 6
         held = _GDAL_CACHE + _TILE * meta.width * per_pixel
         if 'polygons' in self.paths:
             held += _POLYGONS
@@ -135,7 +138,7 @@ class Outputs:
             pixels = self.strip.num_rows * self.image.width
             held += 3 * 4 * self.num_channels * pixels
         if self._overview is not None:
-            held += 12 * self._overview.size
+            held += self._overview.size * (18 if meta.dtype == 'u1' else 48)
         return held
 
     @property
@@ -161,11 +164,8 @@ class Outputs:
         """
         meta, options = self.image.reader.meta, self.options
         overwrite = options.overwrite
-        for path in self.paths.values():
-            if path.is_dir():
-                raise IsADirectoryError(f'{path}: is a directory')
-            if path.exists() and not overwrite:
-                raise FileExistsError(f'{path}: exists; use --overwrite')
+        self._refuse_inputs()
+        self._places = stack.enter_context(staged(self.paths, overwrite))
         tags = {
             'SOFTWARE': self.run['software'],
             'MODEL': json.dumps(self.run['model']),
@@ -197,9 +197,8 @@ class Outputs:
                     place = place.coarsened(top, left, patch)
             self._writers[kind] = stack.enter_context(
                 GeoTiffWriter(
-                    self.paths[kind],
+                    self._places[kind],
                     *size,
-                    overwrite=overwrite,
                     metadata=tags,
                     georeference=place,
                     **settings,
@@ -210,7 +209,7 @@ class Outputs:
             full = self.source.pyramid.meta
             self._polygons = stack.enter_context(
                 PolygonWriter(
-                    self.paths['polygons'],
+                    self._places['polygons'],
                     meta.width,
                     self.classes,
                     palette,
@@ -224,10 +223,24 @@ class Outputs:
                     simplify=options.simplify,
                     nodata=self.nodata,
                     mpp=self.source.full_mpp,
-                    overwrite=overwrite,
                     metadata=tags,
                 )
             )
+
+    def _refuse_inputs(self) -> None:
+        """A file that is read must not be replaced."""
+        read = [self.source.name, self.options.tissue]
+        for path in self.paths.values():
+            for name in read:
+                if (
+                    name is not None
+                    and path.exists()
+                    and Path(name).exists()
+                    and path.samefile(name)
+                ):
+                    raise ValueError(
+                        f'{path}: is an input itself; give another --out'
+                    )
 
     def sink(self, rows: Rows, pieces: Iterator[Piece]) -> None:
         """Take the logits of a band."""
@@ -270,7 +283,7 @@ class Outputs:
         """Fill up what was not valid; write what is not a raster."""
         for kind, writer in self._writers.items():
             self._skip_to(kind, writer.height)
-        paths, overwrite = self.paths, self.options.overwrite
+        paths = self._places
         if 'areas' in paths:
             meta = self.image.reader.meta
             write_areas(paths['areas'], self.classes, self.counts, meta)
@@ -278,19 +291,14 @@ class Outputs:
             self._draw()
         if 'tissue' in paths:
             assert self.source.tissue is not None
-            with atomic_path(paths['tissue']) as part:
-                picture = Image.fromarray(self.source.tissue)
-                picture.save(part, format='PNG')
+            picture = Image.fromarray(self.source.tissue)
+            picture.save(paths['tissue'], format='PNG')
         if 'style' in paths:
             palette = [(r, g, b) for r, g, b in self.palette]
-            write_qml(
-                *(paths['style'], self.classes, palette, self.nodata),
-                overwrite=overwrite,
-            )
+            write_qml(paths['style'], self.classes, palette, self.nodata)
         if 'manifest' in paths:
-            with atomic_path(paths['manifest']) as part:
-                text = json.dumps(self._manifest(), indent=2)
-                part.write_text(f'{text}\n', encoding='utf-8')
+            text = json.dumps(self._manifest(), indent=2)
+            paths['manifest'].write_text(f'{text}\n', encoding='utf-8')
 
     def summary(self) -> dict[str, Any]:
         """What there is, and what was seen."""
@@ -348,9 +356,8 @@ class Outputs:
             return pixels
         left = self.image.window.col
         full = self._blank_rows(kind, len(pixels))
-        full[:, left : left + pixels.shape[1]] = pixels.reshape(
-            *pixels.shape[:2], -1
-        )
+        full = full.reshape(*full.shape[:2], *pixels.shape[2:])
+        full[:, left : left + pixels.shape[1]] = pixels
         return full
 
     def _skip_to(self, kind: str, row: int) -> None:
@@ -395,11 +402,12 @@ class Outputs:
         assert self._overview is not None
         shape = self._overview.shape
         small = ResampledReader(self.source.pyramid, *shape)
-        picture = small.read(Window(0, 0, *shape))
+        whole = Window(0, 0, *shape)
+        picture = self.image.choose(small.read(whole))
         known = np.minimum(self._overview, self.num_classes)
         write_overlay(
-            self.paths['overview'],
-            _to_bgr(picture),
+            self._places['overview'],
+            _to_bgr(picture, small.read_valid(whole)),
             known,
             [*self.classes, 'no data'],
             [*self.palette, (0, 0, 0)],
@@ -429,13 +437,14 @@ def difference(one: list[Piece], other: list[Piece]) -> float:
     return float((planes[0] - planes[1]).abs().max())
 
 
-def _to_bgr(picture: np.ndarray) -> np.ndarray:
-    """Any pixels as a picture of eight bits."""
+def _to_bgr(picture: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
+    """Any pixels as a picture of eight bits; valid ones set the scale."""
     if picture.shape[2] < 3:
         picture = np.repeat(picture[..., :1], 3, 2)
     picture = picture[..., 2::-1]
     if picture.dtype != np.uint8:
-        low, high = np.nanpercentile(picture.astype(np.float32), (2, 98))
-        scaled = (picture - low) * (255 / max(high - low, 1e-12))
+        known = picture if valid is None else picture[valid]
+        low, high = np.percentile(known, (2, 98)) if known.size else (0, 1)
+        scaled = (picture - np.float32(low)) * (255 / max(high - low, 1e-12))
         picture = np.nan_to_num(scaled).clip(0, 255).astype(np.uint8)
     return np.ascontiguousarray(picture)

@@ -91,9 +91,7 @@ class RasterImage:
         # Tokens are padded where the image ends, by the network.
         self._normalise.test_cfg = None
         self._scale: tuple[np.ndarray, np.ndarray] | None = None
-        values = sample_values(reader, window)
-        if self._chosen is not None:
-            values = values[:, self._chosen]
+        values = self.choose(sample_values(reader, window))
         self.value_range: tuple[float, float] | None = None
         self.notes: list[str] = []
         if not len(values):
@@ -112,9 +110,11 @@ class RasterImage:
     def read(self, rows: Rows, columns: Rows) -> Tensor:
         """Float (1, channels, rows, columns)."""
         pixels = self.reader.read(self._at(rows, columns))
-        if self._chosen is not None:
-            pixels = pixels[..., self._chosen]
-        return self._prepare(pixels)
+        return self._prepare(self.choose(pixels))
+
+    def choose(self, pixels: np.ndarray) -> np.ndarray:
+        """The channels (..., n) that the model gets, in its order."""
+        return pixels if self._chosen is None else pixels[..., self._chosen]
 
     def _prepare(self, pixels: np.ndarray) -> Tensor:
         """What the network gets of chosen channels (rows, columns, n)."""

@@ -103,7 +103,7 @@ def _size_at(
     sizes: tuple[tuple[int, int], ...],
 ) -> tuple[int, int]:
     wanted = parse_resolution(res)
-    if wanted < min(have) * (1 - _SAME):
+    if wanted < max(have) * (1 - _SAME):
         raise ValueError(
             f'has {_text(max(have))} per pixel, --res {res} is finer; use '
             f'{_text(max(have))} or more'

@@ -48,6 +48,7 @@ class Source:
         damage (TolerantReader, optional): Knows which blocks were damaged.
         full_mpp (tuple, optional): Micrometres per pixel of the full
             resolution, down and across.
+        scene (SceneReader, optional): What knows its labels.
         notes (tuple[str]): What people should know before it starts.
     """
 
@@ -57,6 +58,7 @@ class Source:
     tissue: np.ndarray | None = None
     damage: TolerantReader | None = None
     full_mpp: tuple[float, float] | None = None
+    scene: SceneReader | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -95,6 +97,7 @@ def open_source(
         else:
             reader = open_raster(name, options.nodata, reader=options.reader)
             stack.callback(reader.close)
+        scene = reader if isinstance(reader, SceneReader) else None
         damage = None
         if options.tolerate_damage:
             reader = damage = TolerantReader(reader)
@@ -115,7 +118,10 @@ def open_source(
         mpp = pyramid.meta.mpp
         if options.mpp_override is not None:
             mpp = (options.mpp_override, options.mpp_override)
-        yield Source(name, reader, pyramid, tissue, damage, mpp, tuple(notes))
+        yield Source(
+            *(name, reader, pyramid, tissue, damage, mpp, scene),
+            tuple(notes),
+        )
 
 
 @contextmanager
@@ -137,7 +143,7 @@ def stem_of(model: BaseSegmentor, name: str) -> str:
 
 
 def open_labels(
-    folder: str | Path | None, stem: str, reader: RasterReader
+    folder: str | Path | None, stem: str, source: Source
 ) -> Labels | None:
     """The labels of an image, if they are known.
 
@@ -145,16 +151,17 @@ def open_labels(
         folder (str | Path, optional): Where NAME.png or NAME.tif lies. Scenes
             know their labels themselves.
         stem (str): NAME.
-        reader (RasterReader): The image.
+        source (Source): The image.
 
     Raises:
         ValueError: There is no such file, or it does not fit the image.
     """
-    if isinstance(reader, SceneReader):
-        return reader
+    meta = source.reader.meta
+    size = (meta.height, meta.width)
+    if source.scene is not None and source.scene.scene.size == size:
+        return source.scene
     if folder is None:
         return None
-    size = (reader.meta.height, reader.meta.width)
     for suffix in ('.png', '.tif', '.tiff'):
         path = Path(folder, f'{stem}{suffix}')
         if path.exists():

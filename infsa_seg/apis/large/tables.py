@@ -23,8 +23,8 @@ def write_areas(
 ) -> None:
     """Write pixels, share and area of each class.
 
-    Maps have square metres and hectares; slides, square millimetres; where a
-    pixel has no size, the columns are empty.
+    In square metres, hectares and square millimetres; where the size of a
+    pixel is not known the columns are empty.
 
     Args:
         path (Path): Ends in .csv or .json.

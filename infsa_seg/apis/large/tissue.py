@@ -124,9 +124,11 @@ class TissueReader:
     def __init__(self, reader: RasterReader, mask: np.ndarray) -> None:
         self.reader, self.mask = reader, mask
         self.meta = dataclasses.replace(reader.meta, has_alpha=True)
+        self._last: tuple[Window, int] | None = None
 
     def read(self, window: Window, level: int = 0) -> np.ndarray:
         """As :meth:`infsa_seg.raster.RasterReader.read` has it."""
+        self._last = window, level
         return self.reader.read(window, level)
 
     def read_valid(self, window: Window, level: int = 0) -> np.ndarray:
@@ -146,6 +148,8 @@ class TissueReader:
         filled = valid.any(0).nonzero()[0]
         if len(filled) and not self.reader.meta.all_valid:
             first, last = int(filled[0]), int(filled[-1])
+            if self._last == (window, level):  # known from the pixels
+                first, last = 0, window.width - 1
             part = window._replace(
                 col=window.col + first, width=last + 1 - first
             )
