@@ -38,6 +38,7 @@ try:
     from infsa_seg.apis.areas import count_areas, mean_iou
     from infsa_seg.apis.large import (
         RasterImage,
+        Source,
         open_labels,
         open_source,
         stem_of,
@@ -217,36 +218,34 @@ def measure_accuracy(
     return mean_iou(count_areas(classes, labels, num_classes))
 
 
-def compare(
-    model: nn.Module, source: str, reader: Any, tiling: Tiling
-) -> list[Run]:
+def compare(model: nn.Module, source: Source, tiling: Tiling) -> list[Run]:
     """Segment the valid part of an image, in tiles and as a whole.
 
     Args:
         model: set up for the tiles.
-        source: name of the image.
-        reader: of the image.
+        source: the image.
         tiling: the tiles.
 
     Raises:
         ValueError: the tiles do not suit the image or the model, or that
             cannot run in bands.
     """
+    reader = source.reader
     window = valid_window(reader)
     if window is None:
-        raise ValueError(f'{source}: has no valid pixel')
+        raise ValueError(f'{source.name}: has no valid pixel')
     size = (window.height, window.width)
     tiling.check(*size, getattr(model.backbone, 'patch_size', 1))
     # First, as its plan counts what the process has taken before.
     start = time.perf_counter()
-    whole = segment_whole(model, source, window)
+    whole = segment_whole(model, source.name, window)
     middle = time.perf_counter()
     tiles = segment_tiles(model, RasterImage(reader, model, window), tiling)
     end = time.perf_counter()
     tiles[whole == UNKNOWN] = UNKNOWN
 
     labels = None
-    known = open_labels(None, source, reader)
+    known = open_labels(None, source.name, source)
     if known is not None:
         labels = torch.from_numpy(known.read_labels(window)).long()
 
@@ -285,7 +284,7 @@ def segment_tiles(
     model: nn.Module, image: RasterImage, tiling: Tiling
 ) -> Tensor:
     """The classes of an image, by the model's own sliding window."""
-    inputs = image.read(Rows(0, image.height))
+    inputs = image.read(Rows(0, image.height), Rows(0, image.width))
     total = len(tiling.starts(image.height)) * len(tiling.starts(image.width))
     console = Console(stderr=True)
     with Progress(
@@ -457,8 +456,7 @@ def main() -> None:
     )
     stem = stem_of(model, args.input)
     with open_source(model, args.input) as source:
-        reader = source.reader
-        runs = compare(model, args.input, reader, tiling)
+        runs = compare(model, source, tiling)
     for row in (HEADER, ['---'] * len(HEADER), *(run.cells for run in runs)):
         print(f'| {" | ".join(row)} |')
     path = args.out / f'{stem}_seams.png'

@@ -10,13 +10,14 @@ from .infer_large import (
 from .job import LargeResult
 from .options import LargeOptions, large_choices
 from .raster_image import RasterImage, valid_window
-from .sources import open_labels, open_source, stem_of
+from .sources import Source, open_labels, open_source, stem_of
 
 __all__ = [
     'LargeOptions',
     'LargeResult',
     'LargeResults',
     'RasterImage',
+    'Source',
     'infer_large',
     'infer_large_image',
     'large_choices',
