@@ -52,7 +52,7 @@ def test_without_nodata(path):
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(st.lists(st.text(st.characters(exclude_categories=()))))
+@given(st.lists(st.text(st.characters())))
 def test_any_name(path, names):
     write_qml(path, names, [(7, 8, 9)] * len(names), overwrite=True)
     labels = [label for _, label, *_ in entries(path)]
