@@ -14,19 +14,28 @@ from .plan import (
 )
 from .resize import Piece
 from .resume import Journal
+from .spatial_parallel import (
+    BandLogits,
+    ParallelDims,
+    SpatialParallel,
+    spatial_forward,
+)
 from .streaming import Streaming
 from .token_store import FileStore, RamStore, TokenStore
 from .whole import TensorImage, run_bands, run_whole
 
 __all__ = [
+    'BandLogits',
     'FileStore',
     'Grid',
     'Image',
     'Journal',
     'Layout',
+    'ParallelDims',
     'Piece',
     'Plan',
     'RamStore',
+    'SpatialParallel',
     'Streaming',
     'TensorImage',
     'TokenStore',
@@ -41,4 +50,5 @@ __all__ = [
     'resident_bytes',
     'run_bands',
     'run_whole',
+    'spatial_forward',
 ]
