@@ -3,6 +3,7 @@
 
 from .bands import Grid, Image, read_token_mask
 from .classes import class_rows, classify, probabilities
+from .communication import Communication, communication
 from .layout import Layout
 from .plan import (
     Plan,
@@ -26,6 +27,7 @@ from .whole import TensorImage, run_bands, run_whole
 
 __all__ = [
     'BandLogits',
+    'Communication',
     'FileStore',
     'Grid',
     'Image',
@@ -41,6 +43,7 @@ __all__ = [
     'TokenStore',
     'class_rows',
     'classify',
+    'communication',
     'format_bytes',
     'make_plan',
     'matmul_rate',

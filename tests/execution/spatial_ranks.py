@@ -16,14 +16,32 @@ import torch.distributed as dist
 from torch import multiprocessing as mp
 from torch.nn import functional as F
 
-from infsa_seg.execution import Grid, SpatialParallel, spatial_forward
+from infsa_seg.execution import (
+    Grid,
+    ParallelDims,
+    SpatialParallel,
+    communication,
+    spatial_forward,
+)
+from infsa_seg.models.segmentors import spatial_loss
 from infsa_seg.models.utils import SegmentorNetwork
+from infsa_seg.ops import CountState
 
 from .networks import PATCH, segmentor
 
 # A rank that waits longer for another has been left alone.
 TIMEOUT = 60
 IGNORE = 255
+HEAD = dict(
+    type='BandSegHead',
+    in_channels=[24, 24],
+    in_index=[0, 1],
+    channels=16,
+    num_classes=5,
+    num_upsamples=1,
+    dropout_ratio=0,
+    loss_decode=dict(type='BandCrossEntropyLoss', max_logits=5000),
+)
 
 
 def run_ranks(cases, size, folder):
@@ -136,22 +154,22 @@ def equals_one_process(
     seen = label[:, None, rows].expand_as(mine) != IGNORE
     close(mine[seen], logits[:, :, rows][seen])
     total = share.detach().clone()
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=parallel.group)
     close(total, loss.detach())
-    compare_gradients(model, alone)
+    compare_gradients(parallel, model, alone)
     for name, buffer in alone.named_buffers():
         if recompute and name.endswith('num_dead'):
             continue  # counts a recomputed layer twice, bands or not
         assert buffer.equal(model.get_buffer(name)), name
 
 
-def compare_gradients(model, alone):
+def compare_gradients(parallel, model, alone):
     """Sum the gradients of all ranks; they are those of the whole image."""
     for name, parameter in alone.named_parameters():
         grad = model.get_parameter(name).grad
         assert (grad is None) == (parameter.grad is None), name
         if grad is not None:
-            dist.all_reduce(grad)
+            dist.all_reduce(grad, group=parallel.group)
             close(grad, parameter.grad, name)
 
 
@@ -173,3 +191,110 @@ def close(value, wanted, name=''):
     torch.testing.assert_close(
         value, wanted, rtol=0, atol=1e-10, msg=lambda m: f'{name}: {m}'
     )
+
+
+def losses_equal_one_process(parallel, only_ignored=False):
+    """The head's own loss, in strips, and its accuracy; float64."""
+    model = segmentor('neumann', head=HEAD, kind='BandEncoderDecoder')
+    model = model.double().train()
+    alone = copy.deepcopy(model)
+    model.backbone.with_cp = True
+    height, width = 53, 37
+    rows = parallel.rows(Grid(height, width, PATCH).rows)
+    rows = slice(*Grid(height, width, PATCH).pixel_rows(rows))
+    pixels = torch.randn(2, 3, height, width, dtype=torch.float64)
+    label = torch.randint(5, (2, height, width))
+    # The first rank has no label at all.
+    label[:, : height if only_ignored else 24] = IGNORE
+
+    wanted = F.cross_entropy(
+        plain_logits(alone, pixels), label, ignore_index=IGNORE
+    )
+    if only_ignored:
+        wanted = plain_logits(alone, pixels).sum() * 0
+    wanted.backward()
+    losses = spatial_loss(
+        model, pixels[:, :, rows], label[:, rows], height, parallel
+    )
+    losses['loss_ce'].backward()
+    total = losses['loss_ce'].detach().clone()
+    dist.all_reduce(total, group=parallel.group)
+    close(total, wanted.detach())
+    compare_gradients(parallel, model, alone)
+    right = plain_logits(alone, pixels).argmax(1) == label
+    valid = (label != IGNORE).sum()
+    close(losses['acc_seg'][0], 100.0 * right.sum().double() / valid.clamp(1))
+
+
+def counted(parallel, attention, size, recompute):
+    """What :func:`communication` says against what was sent."""
+    model = segmentor(attention, 'dwconv', 1).train()
+    network = SegmentorNetwork(model)
+    height, width = size
+    grid = Grid(height, width, PATCH)
+    pixels = torch.randn(2, 3, height, width)
+    rows = slice(*grid.pixel_rows(parallel.rows(grid.rows)))
+    parallel.traffic.reset()
+    spatial_forward(
+        network, pixels[:, :, rows], height, parallel, recompute=recompute
+    ).resize().sum().backward()
+    said = communication(
+        network, height, width, parallel.size, parallel.rank, 2, recompute
+    )
+    sent = parallel.traffic
+    assert sent.merges.elements == said.merges, (sent, said)
+    assert sent.halos.elements == said.halos, (sent, said)
+    assert sent.bytes_per_step == 4 * (said.merges + said.halos)
+    return sent.merges, sent.halos
+
+
+def random_numbers(parallel):
+    """The next random numbers, of ranks that began with others."""
+    torch.manual_seed(parallel.rank)
+    parallel.share_random_state(torch.device('cpu'))
+    return torch.rand(3).tolist()
+
+
+def meshes(parallel):
+    """Groups from a mesh, whole and by axis."""
+    dims = ParallelDims(parallel.size, parallel.size)
+    mesh = dims.mesh('cpu')
+    for given in (mesh, mesh['spatial'], mesh.get_group('spatial')):
+        group = SpatialParallel(given)
+        assert (group.rank, group.size) == (parallel.rank, parallel.size)
+        total = group.merge(CountState(torch.ones(1) * (group.rank + 1)))
+        assert total.count == sum(range(1, group.size + 1))
+    alone = SpatialParallel(ParallelDims(parallel.size).mesh('cpu')['spatial'])
+    assert alone.size == 1
+    equals_one_process(alone, 'neumann')
+    try:
+        ParallelDims(99).mesh('cpu')
+    except ValueError as error:
+        assert 'world_size=99' in str(error)
+    else:
+        raise AssertionError('a mesh of other ranks was made')
+
+
+def refusals(parallel):
+    """Every rank refuses, so that none waits for another."""
+    network = SegmentorNetwork(segmentor('neumann'))
+    messages = []
+    for rows, height in ((PATCH, PATCH), (5, 40)):
+        try:
+            spatial_forward(
+                network, torch.zeros(1, 3, rows, 16), height, parallel
+            )
+        except ValueError as error:
+            messages.append(str(error))
+    try:
+        parallel.halo(torch.zeros(1, 9, 2, 1), 1, 6)
+    except ValueError as error:
+        messages.append(str(error))
+    return messages
+
+
+def two_data_ranks(parallel):
+    """Two groups of two beside each other, each on its own image."""
+    mesh = ParallelDims(4, 2).mesh('cpu')
+    torch.manual_seed(mesh.get_local_rank('data'))
+    equals_one_process(SpatialParallel(mesh), 'linear', masked=True)

@@ -60,8 +60,8 @@ def test_equals_the_plain_loss(dtype, tolerance, class_weight, max_logits):
 @given(
     height=st.integers(1, 9),
     width=st.integers(1, 9),
-    stride=st.sampled_from([1, 1.7, 2, 3.5, 4, 16]),
-    max_logits=st.integers(40, 4000),
+    stride=st.sampled_from([1, 1.7, 2, 3.5, 4]),
+    max_logits=st.integers(600, 20_000),
 )
 def test_any_size_and_any_pieces(height, width, stride, max_logits):
     """1e-12, float64; also where labels are no multiple of the logits."""
@@ -139,10 +139,12 @@ class PeakElements(TorchDispatchMode):
         self.alive -= size
 
 
-@pytest.mark.parametrize('max_logits', [20_000, 100_000])
-def test_no_more_logits_than_allowed(max_logits):
+@pytest.mark.parametrize('stride', [2, 8])
+@pytest.mark.parametrize('max_logits', [20_000, 60_000])
+def test_no_more_logits_than_allowed(max_logits, stride):
     """Beside the gradient of the coarse logits, as large as those."""
-    logits, label = draw((32, 48), 8, classes=8, dtype=torch.float32)
+    size = (96 // stride, 144 // stride)
+    logits, label = draw(size, stride, classes=8, dtype=torch.float32)
     with PeakElements() as counter:
         BandCrossEntropyLoss(max_logits=max_logits)(logits, label).backward()
     # The gradient is handed on: its copy times the slope of the loss.
@@ -151,7 +153,7 @@ def test_no_more_logits_than_allowed(max_logits):
     assert counter.peak >= max_logits / 2
     with PeakElements() as counter:
         plain(logits, label).backward()
-    assert counter.peak >= 2 * 64 * logits.numel()
+    assert counter.peak >= 2 * stride**2 * logits.numel()
 
 
 def head(**kwargs):

@@ -127,7 +127,7 @@ class BandCrossEntropyLoss(nn.Module):
             )
         weight = None
         if self.class_weight is not None:
-            weight = torch.as_tensor(self.class_weight)
+            weight = torch.as_tensor(self.class_weight, dtype=torch.float64)
         loss, counts = sum_cross_entropy(
             seg_logits,
             label,

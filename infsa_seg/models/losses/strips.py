@@ -25,8 +25,9 @@ from infsa_seg.ops import (
     sum_dtype,
 )
 
-# Resized logits that are alive at once in the work on one piece.
-_COPIES = 4
+# Resized logits that are alive at once in the work on one piece: themselves,
+# their slope, and what the resizing makes of both.
+_COPIES = 6
 
 
 @dataclasses.dataclass
