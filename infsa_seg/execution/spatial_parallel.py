@@ -27,7 +27,7 @@ from infsa_seg.layers.protocol import (
     Tap,
     count_context,
 )
-from infsa_seg.ops import Axis, Context, Rows, resize_part, split_rows
+from infsa_seg.ops import Axis, Context, Place, Rows, resize_part, split_rows
 
 from .bands import Grid
 from .exchange import Traffic, exchange_rows, find_route
@@ -210,6 +210,11 @@ class BandLogits:
     across: Axis
     rows: Rows
     columns: Rows
+
+    @property
+    def place(self) -> Place:
+        """Where logits and labels lie, for a loss on bands."""
+        return Place(self.down, self.across, (self.rows.start, 0))
 
     def resize(self) -> Tensor:
         """Logits of the band's pixels, (B, classes, rows, columns)."""

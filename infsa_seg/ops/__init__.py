@@ -21,7 +21,7 @@ from .neumann import (
 )
 from .recurrence import iterate_keys, key_recurrence
 from .reference import pure_infsa, softmax_attention
-from .resize import Axis, resize_part
+from .resize import Axis, Place, resize_part
 from .rows import Rows, bands_of, split_rows
 from .state import Context, CountState, State, merge_all, sum_dtype
 from .tokens import count_tokens, hide
@@ -33,6 +33,7 @@ __all__ = [
     'CountState',
     'EnergyState',
     'NeumannState',
+    'Place',
     'Rows',
     'ScoreState',
     'State',

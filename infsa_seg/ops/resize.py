@@ -49,6 +49,19 @@ class Axis(NamedTuple):
         return low.long(), places - low
 
 
+class Place(NamedTuple):
+    """Where the logits and the labels of a band lie in the image.
+
+    Attributes:
+        down, across: of the logits.
+        first: pixel row and column at which the labels begin.
+    """
+
+    down: Axis
+    across: Axis
+    first: tuple[int, int] = (0, 0)
+
+
 def resize_part(
     x: Tensor, down: Axis, across: Axis, rows: Rows, columns: Rows
 ) -> Tensor:

@@ -10,6 +10,8 @@ import datetime
 import multiprocessing
 import pickle
 import traceback
+from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,7 @@ from infsa_seg.execution import (
     communication,
     spatial_forward,
 )
+from infsa_seg.models import BandSegHead, InfViT
 from infsa_seg.models.segmentors import spatial_loss
 from infsa_seg.models.utils import SegmentorNetwork
 from infsa_seg.ops import CountState
@@ -31,6 +34,7 @@ from .networks import PATCH, segmentor
 
 # A rank that waits longer for another has been left alone.
 TIMEOUT = 60
+ROOT = Path(__file__).parents[2]
 IGNORE = 255
 HEAD = dict(
     type='BandSegHead',
@@ -298,3 +302,27 @@ def two_data_ranks(parallel):
     mesh = ParallelDims(4, 2).mesh('cpu')
     torch.manual_seed(mesh.get_local_rank('data'))
     equals_one_process(SpatialParallel(mesh), 'linear', masked=True)
+
+
+def table_row(size):
+    """A line of the table of communication volumes, in millions."""
+    said = {}
+    for variant in ('linear', 'neumann'):
+        with torch.device('meta'):
+            backbone = InfViT(
+                'l4', ffn='dwconv', attn_cfg=dict(variant=variant)
+            )
+            head = BandSegHead(
+                in_channels=[1024], in_index=[0], channels=256, num_classes=8
+            )
+        model = SimpleNamespace(backbone=backbone, decode_head=head)
+        said[variant] = communication(
+            SegmentorNetwork(model), 4096, 4096, size, size // 2
+        )
+    linear, neumann = said.values()
+    merges = [(s.sent - s.halos) / 1e6 for s in (linear, neumann)]
+    return (
+        f'| {size} | {merges[0]:.2f} | {merges[1]:.2f} | '
+        f'{linear.halos / 1e6:.2f} | {linear.ulysses / 1e6:.0f} | '
+        f'{linear.ring / 1e6:.0f} |'
+    )

@@ -123,6 +123,12 @@ def test_two_groups_beside_each_other(tmp_path):
     check(ranks.run_ranks(cases, 4, tmp_path), 'groups')
 
 
+@pytest.mark.parametrize('size', [2, 4, 8])
+def test_the_table_in_the_documents(size):
+    text = ranks.ROOT / 'docs' / 'spatial_parallel.md'
+    assert ranks.table_row(size) in text.read_text(encoding='utf-8')
+
+
 @pytest.mark.parametrize('n', [0, 1, 2, 5, 99])
 @pytest.mark.parametrize(('rows', 'size'), [(7, 3), (3, 3), (20, 4), (5, 1)])
 def test_routes_give_every_row_that_is_needed(rows, size, n):

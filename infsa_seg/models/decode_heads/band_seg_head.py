@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from infsa_seg.layers import ChannelLayerNorm
 from infsa_seg.layers.protocol import Merge, identity
+from infsa_seg.ops import Place
 
-from ..losses import BandCrossEntropyLoss, Place
+from ..losses import BandCrossEntropyLoss
 
 
 @MODELS.register_module()

@@ -11,22 +11,9 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 from infsa_seg.layers.protocol import Merge, identity
-from infsa_seg.ops import Axis
+from infsa_seg.ops import Axis, Place
 
 from .strips import sum_cross_entropy
-
-
-class Place(NamedTuple):
-    """Where the logits and the labels of a band lie in the image.
-
-    Attributes:
-        down, across: of the logits.
-        first: pixel row and column at which the labels begin.
-    """
-
-    down: Axis
-    across: Axis
-    first: tuple[int, int] = (0, 0)
 
 
 class Terms(NamedTuple):

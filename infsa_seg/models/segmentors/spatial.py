@@ -8,7 +8,6 @@ from torch import Tensor
 
 from infsa_seg.execution import SpatialParallel, spatial_forward
 
-from ..losses import Place
 from ..utils import SegmentorNetwork
 
 
@@ -48,7 +47,6 @@ def spatial_loss(
         valid,
         recompute=segmentor.backbone.with_cp,
     )
-    place = Place(result.down, result.across, (result.rows.start, 0))
     return segmentor.decode_head.band_losses(
-        result.logits, label, place, parallel.merge
+        result.logits, label, result.place, parallel.merge
     )
