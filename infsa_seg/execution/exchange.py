@@ -134,7 +134,7 @@ def exchange_rows(
     """
     if not (route.above or route.below or route.sends):
         return x[:, :0], x[:, :0]
-    return _Exchange.apply(x, route, group, volume)  # type: ignore[no-any-return,no-untyped-call]
+    return _Exchange.apply(x, route, group, volume)  # type: ignore[no-untyped-call]
 
 
 class _Exchange(torch.autograd.Function):
@@ -197,17 +197,13 @@ def _swap(
     for peer, tensor in sends:
         tensor = tensor.contiguous()
         volume.add(tensor)
-        operations.append((dist.isend, tensor, peer))
+        rank = dist.get_global_rank(whole, peer)
+        operations.append(dist.P2POp(dist.isend, tensor, rank, whole))
     for (peer, _), part in zip(receives, parts, strict=True):
-        operations.append((dist.irecv, part, peer))
-    requests = dist.batch_isend_irecv(
-        [
-            dist.P2POp(
-                operation, tensor, dist.get_global_rank(whole, peer), whole
-            )
-            for operation, tensor, peer in operations
-        ]
-    )
+        rank = dist.get_global_rank(whole, peer)
+        operations.append(dist.P2POp(dist.irecv, part, rank, whole))
+    # No rank of a group of two or more has nothing to do here.
+    requests = dist.batch_isend_irecv(operations)
     for request in requests:
         request.wait()
     return parts

@@ -209,4 +209,9 @@ def _source(
             slice(max(source.start - axis.first, 0), source.stop - axis.first)
         )
         moved.append(axis._replace(first=max(source.start, axis.first)))
-    return _Window(*slices, (moved[0], moved[1]), (pixels[0], pixels[1]))
+    return _Window(
+        slices[0],
+        slices[1],
+        (moved[0], moved[1]),
+        (pixels[0], pixels[1]),
+    )
