@@ -3,6 +3,7 @@
 
 from .bands import Grid, Image, read_token_mask
 from .classes import class_rows, classify, probabilities
+from .communication import Communication, communication
 from .layout import Layout
 from .plan import (
     Plan,
@@ -14,24 +15,35 @@ from .plan import (
 )
 from .resize import Piece
 from .resume import Journal
+from .spatial_parallel import (
+    BandLogits,
+    ParallelDims,
+    SpatialParallel,
+    spatial_forward,
+)
 from .streaming import Streaming
 from .token_store import FileStore, RamStore, TokenStore
 from .whole import TensorImage, run_bands, run_whole
 
 __all__ = [
+    'BandLogits',
+    'Communication',
     'FileStore',
     'Grid',
     'Image',
     'Journal',
     'Layout',
+    'ParallelDims',
     'Piece',
     'Plan',
     'RamStore',
+    'SpatialParallel',
     'Streaming',
     'TensorImage',
     'TokenStore',
     'class_rows',
     'classify',
+    'communication',
     'format_bytes',
     'make_plan',
     'matmul_rate',
@@ -41,4 +53,5 @@ __all__ = [
     'resident_bytes',
     'run_bands',
     'run_whole',
+    'spatial_forward',
 ]

@@ -3,6 +3,12 @@
 
 from .backbones import InfViT
 from .decode_heads import BandSegHead
+from .losses import BandCrossEntropyLoss
 from .segmentors import BandEncoderDecoder
 
-__all__ = ['BandEncoderDecoder', 'BandSegHead', 'InfViT']
+__all__ = [
+    'BandCrossEntropyLoss',
+    'BandEncoderDecoder',
+    'BandSegHead',
+    'InfViT',
+]

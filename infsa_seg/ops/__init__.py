@@ -21,16 +21,19 @@ from .neumann import (
 )
 from .recurrence import iterate_keys, key_recurrence
 from .reference import pure_infsa, softmax_attention
+from .resize import Axis, Place, resize_part
 from .rows import Rows, bands_of, split_rows
 from .state import Context, CountState, State, merge_all, sum_dtype
 from .tokens import count_tokens, hide
 
 __all__ = [
     'FEATURE_MAPS',
+    'Axis',
     'Context',
     'CountState',
     'EnergyState',
     'NeumannState',
+    'Place',
     'Rows',
     'ScoreState',
     'State',
@@ -52,6 +55,7 @@ __all__ = [
     'neumann_rows',
     'pure_infsa',
     'relu',
+    'resize_part',
     'signed',
     'softmax_attention',
     'split_rows',

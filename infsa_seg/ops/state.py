@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -42,18 +42,23 @@ class _AllReduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, group: ProcessGroup | None
+        ctx: Any,
+        tensor: Tensor,
+        group: ProcessGroup | None,
+        on_call: Callable[[Tensor], None],
     ) -> Tensor:
-        ctx.group = group
+        ctx.group, ctx.on_call = group, on_call
         result = tensor.clone()
+        on_call(result)
         torch.distributed.all_reduce(result, group=group)
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         grad = grad.clone()
+        ctx.on_call(grad)
         torch.distributed.all_reduce(grad, group=ctx.group)
-        return grad, None
+        return grad, None, None
 
 
 @dataclasses.dataclass
@@ -82,11 +87,20 @@ class State:
             self, **{name: mine[name] + theirs[name] for name in mine}
         )
 
-    def all_reduce(self: StateT, group: ProcessGroup | None = None) -> StateT:
+    def all_reduce(
+        self: StateT,
+        group: ProcessGroup | None = None,
+        on_call: Callable[[Tensor], None] = lambda buffer: None,
+    ) -> StateT:
         """Merge the states of all ranks of ``group`` by one collective.
 
         Differentiable. All fields travel in one buffer of the widest dtype.
         Without an initialised process group this is the identity.
+
+        Args:
+            group: the ranks; None for all.
+            on_call: is shown each buffer before it travels, that of the
+                gradients too.
         """
         if not (
             torch.distributed.is_available()
@@ -98,7 +112,7 @@ class State:
         for tensor in mine.values():
             dtype = torch.promote_types(dtype, tensor.dtype)
         buffer = torch.cat([t.to(dtype).flatten() for t in mine.values()])
-        buffer = _AllReduce.apply(buffer, group)  # type: ignore[no-untyped-call]
+        buffer = _AllReduce.apply(buffer, group, on_call)  # type: ignore[no-untyped-call]
         pieces = buffer.split([t.numel() for t in mine.values()])
         return dataclasses.replace(
             self,

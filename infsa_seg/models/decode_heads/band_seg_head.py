@@ -5,9 +5,14 @@ from __future__ import annotations
 
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.registry import MODELS
+from mmseg.utils import SampleList
 from torch import Tensor, nn
 
 from infsa_seg.layers import ChannelLayerNorm
+from infsa_seg.layers.protocol import Merge, identity
+from infsa_seg.ops import Place
+
+from ..losses import BandCrossEntropyLoss
 
 
 @MODELS.register_module()
@@ -20,6 +25,9 @@ class BandSegHead(BaseDecodeHead):
     normalises over space, so a band with ``halo`` token rows around it gives
     the very logits of the whole image.
 
+    With ``loss_decode=dict(type='BandCrossEntropyLoss')`` training resizes
+    the logits in strips, and those of all pixels never exist.
+
     Args:
         num_upsamples (int): Doublings of the token grid before the
             classifier; 2 brings patches of 16 pixels to stride 4. With 0
@@ -30,6 +38,10 @@ class BandSegHead(BaseDecodeHead):
     Attributes:
         halo (int): Token rows of context on each side, the bilinear resizing
             of the logits to pixels included.
+
+    Raises:
+        ValueError: ``BandCrossEntropyLoss`` together with a sampler, with
+            ``align_corners`` or in a list of losses.
     """
 
     def __init__(self, num_upsamples: int = 2, **kwargs) -> None:
@@ -49,6 +61,26 @@ class BandSegHead(BaseDecodeHead):
             for _ in range(num_upsamples)
         ]
         self.decode = nn.Sequential(*(doublings or [self._refinement()]))
+        self._check_loss()
+
+    @property
+    def _loss_in_bands(self) -> bool:
+        return isinstance(self.loss_decode, BandCrossEntropyLoss)
+
+    def _check_loss(self) -> None:
+        if isinstance(self.loss_decode, nn.ModuleList):
+            for loss in self.loss_decode:
+                if isinstance(loss, BandCrossEntropyLoss):
+                    raise ValueError(
+                        'BandCrossEntropyLoss in a list of losses would get '
+                        'the logits of all pixels; let it be the only one'
+                    )
+        if self._loss_in_bands and (self.sampler or self.align_corners):
+            name = 'a sampler' if self.sampler else 'align_corners=True'
+            raise ValueError(
+                f'BandCrossEntropyLoss does not go with {name}; leave it out '
+                "or use loss_decode=dict(type='CrossEntropyLoss')"
+            )
 
     def _refinement(self) -> nn.Sequential:
         return nn.Sequential(
@@ -114,3 +146,37 @@ class BandSegHead(BaseDecodeHead):
             for index, tap in enumerate(taps)
         ]
         return self.decode_taps(sum(fused[1:], fused[0]), valid)
+
+    def loss_by_feat(
+        self, seg_logits: Tensor, batch_data_samples: SampleList
+    ) -> dict:
+        """The losses of a batch by name, and its accuracy."""
+        if not self._loss_in_bands:
+            return super().loss_by_feat(seg_logits, batch_data_samples)
+        label = self._stack_batch_gt(batch_data_samples).squeeze(1)
+        return self.band_losses(seg_logits, label)
+
+    def band_losses(
+        self,
+        seg_logits: Tensor,
+        label: Tensor,
+        place: Place | None = None,
+        merge: Merge = identity,
+    ) -> dict[str, Tensor]:
+        """A band's share of the losses; see ``BandCrossEntropyLoss.terms``.
+
+        Raises:
+            ValueError: another loss is configured.
+        """
+        if not self._loss_in_bands:
+            raise ValueError(
+                'a band alone needs decode_head.loss_decode='
+                "dict(type='BandCrossEntropyLoss')"
+            )
+        terms = self.loss_decode.terms(
+            seg_logits, label, self.ignore_index, place, merge
+        )
+        return {
+            self.loss_decode.loss_name: terms.loss,
+            'acc_seg': terms.accuracy,
+        }

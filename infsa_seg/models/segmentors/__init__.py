@@ -2,5 +2,6 @@
 """Segmentors."""
 
 from .band_encoder_decoder import BandEncoderDecoder
+from .spatial import spatial_loss
 
-__all__ = ['BandEncoderDecoder']
+__all__ = ['BandEncoderDecoder', 'spatial_loss']
