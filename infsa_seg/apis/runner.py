@@ -4,6 +4,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import print_log
@@ -11,6 +12,7 @@ from mmengine.runner import Runner, find_latest_checkpoint
 from mmseg.registry import RUNNERS
 from torch import nn
 
+from infsa_seg.engine import ZeroFolder, require_deepspeed
 from infsa_seg.models.utils import check_checkpoint
 
 from .config import load_config
@@ -23,6 +25,7 @@ def train(
     amp: bool = False,
     cfg_options: dict[str, Any] | None = None,
     launcher: str = 'none',
+    zero_stage: int | None = None,
 ) -> nn.Module:
     """Train a segmentor.
 
@@ -35,19 +38,27 @@ def train(
         amp (bool): Train in mixed precision.
         cfg_options (dict, optional): Values by dotted key.
         launcher (str): ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
+        zero_stage (int, optional): Train with DeepSpeed's ZeRO, stage 0 to
+            3, whatever stage the config's ``strategy`` has.
 
     Returns:
-        nn.Module: The trained segmentor.
+        nn.Module: The trained segmentor. What ZeRO stage 3 has divided stays
+        so: its weights are in the checkpoints only.
 
     Raises:
         FileNotFoundError: The config, a checkpoint or the data is not there.
+        ImportError: ZeRO is asked for, and DeepSpeed is not installed.
         ValueError: One of them, or an option, is not usable.
     """
     cfg = _prepare(config, work_dir, cfg_options, launcher)
+    if zero_stage is not None:
+        _enable_zero(cfg, zero_stage)
     if amp:
         _enable_amp(cfg)
     if resume:
         _enable_resume(cfg, resume)
+    if _uses_zero(cfg):
+        return _train_with_zero(cfg)
     _check_weights(cfg)
     return _build_runner(cfg).train()
 
@@ -126,6 +137,48 @@ def _build_runner(cfg: Config) -> Runner:
             'only, and none was found'
         )
     return Runner.from_cfg(cfg)
+
+
+def _uses_zero(cfg: Config) -> bool:
+    return (cfg.get('strategy') or {}).get('type') == 'ZeroStrategy'
+
+
+def _enable_zero(cfg: Config, stage: int) -> None:
+    if not _uses_zero(cfg):
+        if cfg.get('strategy'):
+            raise ValueError(
+                f'--zero-stage: the config has the strategy '
+                f'{cfg.strategy.type}, not ZeroStrategy'
+            )
+        cfg.strategy = dict(type='ZeroStrategy')
+    cfg.strategy.stage = stage
+
+
+def _train_with_zero(cfg: Config) -> nn.Module:
+    require_deepspeed()
+    cfg.runner_type = 'FlexibleRunner'
+    # FlexibleRunner reads it whether it is there or not.
+    cfg.setdefault('env_cfg', {})
+    if cfg.get('load_from') and not cfg.get('resume'):
+        if Path(cfg.load_from).is_dir():
+            raise ValueError(
+                f'{cfg.load_from}: a checkpoint of ZeRO, to --resume from; to '
+                'begin with its weights alone, convert it with '
+                'tools/model_converters/zero_to_fp32.py'
+            )
+        _check_weights(cfg)
+        # Before the model is divided, not after.
+        cfg.strategy.load_from = cfg.load_from
+        cfg.load_from = None
+    elif cfg.get('resume') and cfg.get('load_from'):
+        ZeroFolder(cfg.load_from).check()
+    alone = not torch.distributed.is_initialized()
+    try:
+        model = RUNNERS.build(cfg).train()
+    finally:
+        if alone and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    return model.module
 
 
 def _check_weights(cfg: Config) -> None:
