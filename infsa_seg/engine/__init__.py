@@ -4,7 +4,7 @@
 from .files import AtomicBackend, atomic_path
 from .hooks import DeadHeadsHook, InputVisualizationHook, WeightsFitHook
 from .zero_checkpoint import ZeroFolder, require_deepspeed
-from .zero_strategy import ZeroStrategy
+from .zero_strategy import ZeroStrategy, leave_group
 
 __all__ = [
     'AtomicBackend',
@@ -14,5 +14,6 @@ __all__ = [
     'ZeroFolder',
     'ZeroStrategy',
     'atomic_path',
+    'leave_group',
     'require_deepspeed',
 ]

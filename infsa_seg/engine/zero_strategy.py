@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 from mmengine._strategy import DeepSpeedStrategy
-from mmengine.dist import infer_launcher, is_distributed
+from mmengine.dist import (
+    barrier,
+    infer_launcher,
+    is_distributed,
+    is_main_process,
+)
 from mmengine.optim import BaseOptimWrapper
 from mmengine.registry import STRATEGIES
 from torch import nn
@@ -21,7 +26,13 @@ from infsa_seg import compat
 from infsa_seg.layers.protocol import GlobalOp
 from infsa_seg.models.utils import load_pretrained
 
-from .zero_checkpoint import ZeroFolder, require_deepspeed, save_zero
+from .files import atomic_path
+from .zero_checkpoint import (
+    ZeroFolder,
+    as_plain,
+    require_deepspeed,
+    save_zero,
+)
 
 _PRECISIONS = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 
@@ -267,9 +278,7 @@ class ZeroStrategy(DeepSpeedStrategy):
             ValueError: It is another kind of checkpoint, is damaged, or was
                 saved by another number of processes or in another stage.
         """
-        folder = ZeroFolder(filename)
-        folder.check()
-        folder.check_fit(self.world_size, self.stage)
+        ZeroFolder(filename).check_fit(self.world_size, self.stage)
         return super().resume(filename, **kwargs)
 
     def save_checkpoint(
@@ -286,18 +295,45 @@ class ZeroStrategy(DeepSpeedStrategy):
         The latter where ``save_optimizer`` is False. All processes call it.
         """
         path = Path(filename)
-        write = super().save_checkpoint
+        base = super().save_checkpoint
         if save_optimizer:
-            save_zero(
-                path,
-                lambda part: write(
+
+            def write(part: Path) -> None:
+                base(
                     str(part),
                     save_param_scheduler=save_param_scheduler,
                     extra_ckpt=extra_ckpt,
-                ),
-            )
+                )
+
+            save_zero(path, write)
             return
-        raise NotImplementedError
+        content = {**(extra_ckpt or {}), 'state_dict': self._all_weights()}
+        if callback is not None:
+            callback(content)
+        if is_main_process():
+            with atomic_path(path) as part:
+                torch.save(content, part)
+        barrier()
+
+    def _all_weights(self) -> dict[str, torch.Tensor]:
+        """Weights and buffers as they are computed with, in float32."""
+        import deepspeed
+
+        module = self.model.module
+        divided = list(module.parameters()) if self.stage == 3 else []
+        with deepspeed.zero.GatheredParameters(divided, enabled=bool(divided)):
+            return {
+                name: as_plain(value)
+                for name, value in module.state_dict().items()
+            }
+
+
+def leave_group() -> None:
+    """Close what a strategy without a launcher has set up."""
+    if is_distributed():
+        from deepspeed.comm import destroy_process_group
+
+        destroy_process_group()
 
 
 def _backend() -> str:
