@@ -21,6 +21,7 @@ from mmengine.dist import (
 from mmengine.optim import BaseOptimWrapper
 from mmengine.registry import STRATEGIES
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from infsa_seg import compat
 from infsa_seg.layers.protocol import GlobalOp
@@ -243,6 +244,12 @@ class ZeroStrategy(DeepSpeedStrategy):
             # Without an optimizer there is nothing to share.
             self.stage = self.config['zero_optimization']['stage'] = 0
         if self.half is not None:
+            if any(isinstance(m, _BatchNorm) for m in model.modules()):
+                raise ValueError(
+                    'strategy: BatchNorm does not go with weights in half '
+                    'precision; instead of bf16 or fp16 set strategy.config='
+                    "dict(torch_autocast=dict(enabled=True, dtype='bfloat16'))"
+                )
             device = 'cuda' if torch.cuda.is_available() else 'cpu'
             model.forward = torch.autocast(device, self.half)(model.forward)
         wrapper = super()._wrap_model(model)

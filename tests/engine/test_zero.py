@@ -91,7 +91,11 @@ CASES = [
         {
             'name': f'bf16 {n} {variant}',
             'strategy': {'stage': n, 'bf16': {'enabled': True}},
-            'model': {'attn_cfg': {'variant': variant}, 'with_cp': True},
+            'model': {
+                'attn_cfg': {'variant': variant},
+                'with_cp': True,
+                'batch_norm': False,
+            },
             'save': n > 1,
         }
         for n, variant in enumerate(['softmax', 'pure', 'neumann', 'linear'])
@@ -391,6 +395,12 @@ class TestSettings:
     def test_without_effect(self, tmp_path, mine, message):
         with pytest.raises(ValueError, match=message):
             strategy(tmp_path, **mine)
+
+    def test_batch_norm_in_half_precision(self, tmp_path):
+        zero = strategy(tmp_path, stage=0, bf16={'enabled': True})
+        model, _ = build()
+        with pytest.raises(ValueError, match='BatchNorm.*torch_autocast'):
+            zero.prepare(model, dispatch_kwargs={})
 
     def test_agreement(self, tmp_path):
         zero = strategy(

@@ -30,7 +30,9 @@ OPTIMIZER = dict(type='AdamW', lr=1e-2, weight_decay=0.05, eps=1e-3)
 class Net(BaseModel):
     """A small InfViT with a buffer, and a frozen layer if asked for."""
 
-    def __init__(self, frozen=False, with_cp=False, attn_cfg=None):
+    def __init__(
+        self, frozen=False, with_cp=False, attn_cfg=None, batch_norm=True
+    ):
         super().__init__()
         self.backbone = InfViT(
             arch=dict(embed_dims=16, num_layers=2, num_heads=2),
@@ -40,7 +42,7 @@ class Net(BaseModel):
             with_cp=with_cp,
             attn_cfg=attn_cfg or dict(variant='linear'),
         )
-        self.norm = nn.BatchNorm2d(16, momentum=None).eval()
+        self.norm = nn.BatchNorm2d(16) if batch_norm else nn.GroupNorm(4, 16)
         self.head = nn.Conv2d(16, 3, 1)
         if frozen:
             for parameter in self.backbone.patch_embed.parameters():
@@ -61,7 +63,8 @@ def build(**kwargs):
     """The same network and the same batches every time."""
     set_random_seed(0)
     model = Net(**kwargs)
-    model.norm.running_mean.normal_()
+    if kwargs.get('batch_norm', True):
+        model.norm.running_mean.normal_()
     images = torch.randn(8, BATCH, 3, 32, 32)
     labels = torch.randint(3, (8, BATCH))
     return model, list(zip(images, labels, strict=True))
