@@ -83,8 +83,8 @@ class ZeroStrategy(DeepSpeedStrategy):
         require_deepspeed()
         compat.tame_deepspeed()
         config = _plain(self._parse_config(config))
-        # mmengine fills this one in, and hides whether the user had.
-        self._gives_steps = 'gradient_accumulation_steps' in {
+        # What is filled in below must not look as if the user had set it.
+        self._given = {
             *config,
             *(key for key, value in kwargs.items() if value is not None),
         }
@@ -102,6 +102,8 @@ class ZeroStrategy(DeepSpeedStrategy):
                     f'strategy.config.{section} would be without effect: set '
                     'optim_wrapper and param_scheduler of the config'
                 )
+        # DeepSpeed 0.19.8 clips at 1.0 where nothing is said.
+        self.config.setdefault('gradient_clipping', 0.0)
         self.config.setdefault('zero_allow_untested_optimizer', True)
         self.config.setdefault('zero_force_ds_cpu_optimizer', False)
         self._load_from = load_from
@@ -180,7 +182,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         kind = cfg.get('type', 'OptimWrapper')
         if kind == 'AmpOptimWrapper':
             raise ValueError(
-                "optim_wrapper AmpOptimWrapper: under ZeRO say "
+                'optim_wrapper AmpOptimWrapper: under ZeRO say '
                 'strategy.bf16.enabled=True, or fp16, and use OptimWrapper'
             )
         if kind not in ('OptimWrapper', 'DeepSpeedOptimWrapper'):
@@ -192,10 +194,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         steps = cfg.pop('accumulative_counts', None)
         if steps is not None and steps != 1:
             self._agree(
-                'gradient_accumulation_steps',
-                'accumulative_counts',
-                steps,
-                self._gives_steps,
+                'gradient_accumulation_steps', 'accumulative_counts', steps
             )
         clip = cfg.pop('clip_grad', None)
         if clip:
@@ -211,15 +210,10 @@ class ZeroStrategy(DeepSpeedStrategy):
                 'optim_wrapper.clip_grad: ZeRO clips the 2-norm of all '
                 'gradients only; use clip_grad=dict(max_norm=...)'
             )
-        self._agree(
-            'gradient_clipping',
-            'clip_grad.max_norm',
-            max_norm,
-            'gradient_clipping' in self.config,
-        )
+        self._agree('gradient_clipping', 'clip_grad.max_norm', max_norm)
 
-    def _agree(self, mine: str, theirs: str, value: Any, given: bool) -> None:
-        if given and self.config[mine] != value:
+    def _agree(self, mine: str, theirs: str, value: Any) -> None:
+        if mine in self._given and self.config[mine] != value:
             raise ValueError(
                 f'strategy has {mine}={self.config[mine]} and optim_wrapper '
                 f'has {theirs}={value}: set one of them'

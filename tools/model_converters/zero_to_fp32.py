@@ -15,9 +15,7 @@ def main() -> None:
     parser = ArgumentParser(
         description='Make one plain checkpoint of a folder that ZeRO saved'
     )
-    parser.add_argument(
-        'folder', help='such as work_dirs/NAME/iter_8000.pth'
-    )
+    parser.add_argument('folder', help='such as work_dirs/NAME/iter_8000.pth')
     parser.add_argument('out', help='file to write')
     args = parser.parse_args()
     convert_zero(args.folder, args.out)
