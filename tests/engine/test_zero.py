@@ -476,7 +476,7 @@ class TestTools:
         saved = str(work_dir / 'iter_4.pth')
         with pytest.raises(ValueError, match='as ZeRO saves.*--zero-stage'):
             train(project / 'tiny.py', str(tmp_path), resume=saved)
-        with pytest.raises(ValueError, match='zero_to_fp32.py'):
+        with pytest.raises(ValueError, match=r'zero_to_fp32\.py'):
             train(
                 project / 'tiny.py',
                 str(tmp_path),

@@ -23,7 +23,7 @@ import infsa_seg  # noqa: F401
 from infsa_seg.models.backbones import InfViT
 
 BATCH = 4
-# With the usual eps, gradients that are zero but for rounding move weights too.
+# The usual eps lets gradients that are rounding alone move weights too.
 OPTIMIZER = dict(type='AdamW', lr=1e-2, weight_decay=0.05, eps=1e-3)
 
 
