@@ -9,6 +9,7 @@ when it can go.
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from inspect import isfunction
@@ -93,6 +94,30 @@ class _MissingOptimizer:
             f'{type(self).__name__} is not in the installed DeepSpeed: '
             'choose another optimizer, for instance AdamW'
         )
+
+
+def tame_deepspeed() -> None:
+    """Let DeepSpeed work without a compiler, and twice in a process.
+
+    Called by who uses it, for it takes long to import. Seen with DeepSpeed
+    0.19.8, which on CPUs builds a shared-memory operator that it can do
+    without, and waits for ever where another build was interrupted; can go
+    when that is left to the user.
+    Seen with mmengine 0.10.7, which registers DeepSpeed's optimizers anew
+    with every strategy and fails on the second; can go when it asks first.
+    """
+    from mmengine._strategy import deepspeed as strategy
+
+    # By its path: the package has PyTorch itself under that name.
+    backend: Any = import_module('deepspeed.comm.torch')
+    backend.build_shm_op = _no_operator
+    register = strategy.register_deepspeed_optimizers
+    if not hasattr(register, 'cache_info'):
+        strategy.register_deepspeed_optimizers = cache(register)
+
+
+def _no_operator() -> None:
+    return None
 
 
 def find_packages_without_pkg_resources() -> None:

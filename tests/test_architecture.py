@@ -69,7 +69,10 @@ LADDER = {
         theirs=('torch', 'numpy', *OPENMMLAB),
     ),
     'engine': Rung(
-        ours=('ops', 'models', 'execution', 'compat', 'type_hints'),
+        ours=(
+            *('ops', 'layers.protocol', 'models', 'execution'),
+            *('compat', 'type_hints'),
+        ),
         theirs=('torch', 'numpy', *OPENMMLAB),
         on_use=('deepspeed',),
     ),

@@ -27,6 +27,14 @@ def main() -> None:
     parser.add_argument(
         '--amp', action='store_true', help='train in mixed precision'
     )
+    parser.add_argument(
+        '--zero-stage',
+        type=int,
+        choices=range(4),
+        metavar='N',
+        help="share the optimizer's state (1), gradients (2) and weights (3) "
+        "between the processes with DeepSpeed's ZeRO; 0 shares nothing",
+    )
     train(**cli.parse_run_arguments(parser))
 
 

@@ -1,6 +1,7 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """What the tools do, as functions."""
 
+from .checkpoints import convert_zero
 from .config import load_config
 from .infer import InferResult, infer
 from .inference import inference, init_model
@@ -20,6 +21,7 @@ __all__ = [
     'LargeOptions',
     'LargeResult',
     'LargeResults',
+    'convert_zero',
     'evaluate',
     'infer',
     'infer_large',

@@ -83,7 +83,7 @@ def _check_options(cfg: Config, cfg_options: dict[str, Any]) -> None:
     Keys further down may be new: they are arguments of a class, which
     refuses what it does not know.
     """
-    known = set(cfg) | set(inspect.signature(Runner).parameters)
+    known = {*cfg, *inspect.signature(Runner).parameters, 'strategy'}
     for key in cfg_options:
         first = key.partition('.')[0]
         if first not in known:

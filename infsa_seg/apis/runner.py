@@ -1,9 +1,13 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Training and testing as a config says, on mmengine's runner."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import print_log
@@ -11,9 +15,13 @@ from mmengine.runner import Runner, find_latest_checkpoint
 from mmseg.registry import RUNNERS
 from torch import nn
 
+from infsa_seg.engine import ZeroFolder, leave_group, require_deepspeed
+from infsa_seg.engine.zero_checkpoint import CONVERTER
 from infsa_seg.models.utils import check_checkpoint
 
 from .config import load_config
+
+ZERO = 'ZeroStrategy'
 
 
 def train(
@@ -23,6 +31,7 @@ def train(
     amp: bool = False,
     cfg_options: dict[str, Any] | None = None,
     launcher: str = 'none',
+    zero_stage: int | None = None,
 ) -> nn.Module:
     """Train a segmentor.
 
@@ -35,19 +44,32 @@ def train(
         amp (bool): Train in mixed precision.
         cfg_options (dict, optional): Values by dotted key.
         launcher (str): ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
+        zero_stage (int, optional): Train with DeepSpeed's ZeRO, stage 0 to
+            3, whatever stage the config's ``strategy`` has.
 
     Returns:
-        nn.Module: The trained segmentor.
+        nn.Module: The trained segmentor. What ZeRO stage 3 has divided stays
+        so: its weights are in the checkpoints only.
 
     Raises:
         FileNotFoundError: The config, a checkpoint or the data is not there.
+        ImportError: ZeRO is asked for, and DeepSpeed is not installed.
         ValueError: One of them, or an option, is not usable.
     """
     cfg = _prepare(config, work_dir, cfg_options, launcher)
+    if zero_stage is not None:
+        _enable_zero(cfg, zero_stage)
+    if amp and _uses_zero(cfg):
+        raise ValueError(
+            '--amp: with ZeRO say --cfg-options strategy.bf16.enabled=True, '
+            'or fp16'
+        )
     if amp:
         _enable_amp(cfg)
     if resume:
         _enable_resume(cfg, resume)
+    if _uses_zero(cfg):
+        return _train_with_zero(cfg)
     _check_weights(cfg)
     return _build_runner(cfg).train()
 
@@ -68,7 +90,7 @@ def evaluate(
 
     Args:
         config (str | Path | Config): As for :func:`load_config`.
-        checkpoint (str): Weights to test.
+        checkpoint (str): Weights to test: a file, or a folder of ZeRO.
         work_dir (str, optional): As for :func:`train`; metrics go there.
         out (str, optional): Directory for the predictions, as PNG masks of
             class indices.
@@ -97,8 +119,28 @@ def evaluate(
         _enable_pictures(cfg, show, show_dir, wait_time)
     if tta:
         _enable_tta(cfg)
-    _check_weights(cfg)
-    return _build_runner(cfg).test()
+    if _uses_zero(cfg):
+        # Weights alone fit in one process.
+        del cfg['strategy']
+        cfg.pop('runner_type', None)
+    with _plain_weights(cfg):
+        _check_weights(cfg)
+        return _build_runner(cfg).test()
+
+
+@contextmanager
+def _plain_weights(cfg: Config) -> Iterator[None]:
+    """Where the weights are a folder of ZeRO, a file of them meanwhile."""
+    if not Path(cfg.load_from).is_dir():
+        yield
+        return
+    folder = ZeroFolder(cfg.load_from)
+    # They may be large; a system's directory for such files is often not.
+    Path(cfg.work_dir).mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix='.zero-', dir=cfg.work_dir) as name:
+        cfg.load_from = str(Path(name, 'weights.pth'))
+        folder.convert(cfg.load_from)
+        yield
 
 
 def _prepare(
@@ -118,6 +160,10 @@ def _prepare(
 
 
 def _build_runner(cfg: Config) -> Runner:
+    if cfg.get('strategy'):
+        cfg.runner_type = 'FlexibleRunner'
+        # It reads this one whether it is there or not.
+        cfg.setdefault('env_cfg', {})
     if 'runner_type' in cfg:
         return RUNNERS.build(cfg)
     if cfg.launcher != 'none' and get_device() == 'cpu':
@@ -128,8 +174,49 @@ def _build_runner(cfg: Config) -> Runner:
     return Runner.from_cfg(cfg)
 
 
+def _uses_zero(cfg: Config) -> bool:
+    strategy = cfg.get('strategy')
+    # Options alone, from --cfg-options, are ours too.
+    return bool(strategy) and strategy.get('type', ZERO) == ZERO
+
+
+def _enable_zero(cfg: Config, stage: int) -> None:
+    cfg.setdefault('strategy', dict(type=ZERO))
+    if not _uses_zero(cfg):
+        raise ValueError(
+            f'--zero-stage: the config has the strategy {cfg.strategy.type}, '
+            f'not {ZERO}'
+        )
+    cfg.strategy.stage = stage
+
+
+def _train_with_zero(cfg: Config) -> nn.Module:
+    require_deepspeed()
+    cfg.strategy.type = ZERO
+    if cfg.get('load_from') and cfg.get('resume'):
+        ZeroFolder(cfg.load_from)
+    elif cfg.get('load_from'):
+        _check_weights(cfg)
+        # Before the model is divided, not after.
+        cfg.strategy.load_from = cfg.load_from
+        cfg.load_from = None
+    joined = torch.distributed.is_initialized()
+    try:
+        model = _build_runner(cfg).train()
+    finally:
+        if not joined:
+            leave_group()
+    return model.module
+
+
 def _check_weights(cfg: Config) -> None:
     """Find out before anything is built, not after the data is indexed."""
+    if Path(cfg.get('load_from') or '').is_dir() and cfg.load_from:
+        way = 'train with --zero-stage, or ' if cfg.get('resume') else ''
+        raise ValueError(
+            f'{cfg.load_from}: a folder, as ZeRO saves checkpoints; {way}make '
+            f'a plain one of it with {CONVERTER}'
+        )
     if cfg.get('load_from') and '://' not in cfg.load_from:
         check_checkpoint(cfg.load_from)
 

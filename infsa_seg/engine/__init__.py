@@ -3,11 +3,17 @@
 
 from .files import AtomicBackend, atomic_path
 from .hooks import DeadHeadsHook, InputVisualizationHook, WeightsFitHook
+from .zero_checkpoint import ZeroFolder, require_deepspeed
+from .zero_strategy import ZeroStrategy, leave_group
 
 __all__ = [
     'AtomicBackend',
     'DeadHeadsHook',
     'InputVisualizationHook',
     'WeightsFitHook',
+    'ZeroFolder',
+    'ZeroStrategy',
     'atomic_path',
+    'leave_group',
+    'require_deepspeed',
 ]
