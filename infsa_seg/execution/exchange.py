@@ -202,7 +202,6 @@ def _swap(
     for (peer, _), part in zip(receives, parts, strict=True):
         rank = dist.get_global_rank(whole, peer)
         operations.append(dist.P2POp(dist.irecv, part, rank, whole))
-    # No rank of a group of two or more has nothing to do here.
     requests = dist.batch_isend_irecv(operations)
     for request in requests:
         request.wait()
