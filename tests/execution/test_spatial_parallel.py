@@ -49,15 +49,14 @@ OTHERS = {
     'refusals': (ranks.refusals, ()),
 }
 SLOW = {
-    f'{attention}-{ffn}-{masked}-{recompute}-{num_upsamples}': (
+    f'{attention}-{ffn}-{masked}-{recompute}': (
         ranks.equals_one_process,
-        (attention, ffn, num_upsamples, SIZE, masked, recompute),
+        (attention, ffn, 2, SIZE, masked, recompute),
     )
     for attention in VARIANTS
     for ffn in ('mlp', 'dwconv')
     for masked in (False, True)
     for recompute in (False, True)
-    for num_upsamples in (0, 2)
 }
 
 
