@@ -307,7 +307,7 @@ class TestDamage:
             ZeroFolder(copied)
         content = {'state_dict': {}, 'other': subprocess.Popen}
         torch.save(content, part)
-        with pytest.raises(ValueError, match='refused.*subprocess.Popen'):
+        with pytest.raises(ValueError, match=r'refused.*subprocess.Popen'):
             ZeroFolder(copied)
 
     def test_no_folder(self, tmp_path):
@@ -317,7 +317,7 @@ class TestDamage:
             ZeroFolder(tmp_path)
 
     def test_plain_file(self, trained):
-        with pytest.raises(ValueError, match='a plain checkpoint.*load_from'):
+        with pytest.raises(ValueError, match=r'a plain checkpoint.*load_from'):
             ZeroFolder(trained / 'iter_30.pth')
 
 
@@ -394,7 +394,7 @@ class TestSettings:
     def test_batch_norm_in_half_precision(self, tmp_path):
         zero = strategy(tmp_path, stage=0, bf16={'enabled': True})
         model, _ = build()
-        with pytest.raises(ValueError, match='BatchNorm.*torch_autocast'):
+        with pytest.raises(ValueError, match=r'BatchNorm.*torch_autocast'):
             zero.prepare(model, dispatch_kwargs={})
 
     def test_agreement(self, tmp_path):
@@ -474,7 +474,7 @@ class TestTools:
 
     def test_refuses_in_one_line(self, project, trained, work_dir, tmp_path):
         saved = str(work_dir / 'iter_4.pth')
-        with pytest.raises(ValueError, match='as ZeRO saves.*--zero-stage'):
+        with pytest.raises(ValueError, match=r'as ZeRO saves.*--zero-stage'):
             train(project / 'tiny.py', str(tmp_path), resume=saved)
         with pytest.raises(ValueError, match=r'zero_to_fp32\.py'):
             train(
@@ -490,11 +490,11 @@ class TestTools:
                 zero_stage=1,
                 resume=str(trained / 'iter_30.pth'),
             )
-        with pytest.raises(ValueError, match='--amp.*strategy.bf16'):
+        with pytest.raises(ValueError, match=r'--amp.*strategy.bf16'):
             train(project / 'tiny.py', str(tmp_path), zero_stage=1, amp=True)
 
     def test_another_world_size(self, project, folder, tmp_path):
-        with pytest.raises(ValueError, match='by 2 processes.*has 1'):
+        with pytest.raises(ValueError, match=r'by 2 processes.*has 1'):
             train(
                 project / 'tiny.py',
                 str(tmp_path),
