@@ -89,7 +89,7 @@ class ZeroStrategy(DeepSpeedStrategy):
             *(key for key, value in kwargs.items() if value is not None),
         }
         super().__init__(config=config, **kwargs)
-        self.config = _plain(self.config)
+        self.config: dict[str, Any] = _plain(self.config)
         zero = self.config.setdefault('zero_optimization', {})
         if stage is not None:
             zero['stage'] = stage

@@ -1,5 +1,4 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-# Start with:
-#   torchrun --nproc_per_node=N tools/train.py CONFIG --launcher pytorch
+# torchrun --nproc_per_node=N tools/train.py CONFIG --launcher pytorch
 runner_type = 'FlexibleRunner'
 strategy = dict(type='ZeroStrategy', stage=1, bf16=dict(enabled=True))
