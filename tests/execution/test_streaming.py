@@ -73,6 +73,25 @@ def test_any_bands_of_any_image_with_any_mask(
     torch.testing.assert_close(logits, whole, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize('attention', ['linear', 'none'])
+@pytest.mark.parametrize('seed', range(2))
+def test_tokens_meet_at_corners(attention, seed, monkeypatch):
+    """A convolution sees a valid token that lies beside a run of columns.
+
+    In the band above or below; float64, 1e-5.
+    """
+    monkeypatch.setattr(layouts, '_GAP', 1)
+    torch.manual_seed(seed)
+    model = segmentor(attention, 'dwconv').double()
+    pixels = torch.randn(1, 3, 96, 160, dtype=torch.float64)
+    valid = torch.rand(96, 160) < 0.003
+    logits = run_whole(SegmentorNetwork(model), pixels, valid, band_rows=1)
+    whole = forward(model, pixels, valid).float()
+    torch.testing.assert_close(
+        logits[:, valid], whole[:, valid], rtol=0, atol=1e-5
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('ffn', ['mlp', 'dwconv'])
 @pytest.mark.parametrize('attention', ['linear', 'neumann'])
