@@ -18,7 +18,7 @@ HE = Path(__file__).parents[3] / 'shared' / 'data' / 'wsi' / 'he_1000.png'
 def slide(tmp_path, spots=((100, 100, 60), (300, 400, 40)), dtype=np.uint8):
     """Glass that is not quite white, and spots that are pink."""
     rng = np.random.default_rng(0)
-    pixels = rng.integers(236, 246, (500, 600, 1)) + np.zeros(3, int)
+    pixels = rng.integers(236, 246, (500, 600, 3))
     inside = np.zeros((500, 600), np.uint8)
     for row, col, radius in spots:
         cv2.circle(inside, (col, row), radius, 1, -1)

@@ -63,16 +63,16 @@ def test_means_of_areas(size, scale, kind, nodata, seed):
     valid = np.ones(size, bool)
     if nodata:
         valid = rng.random(size) < 0.7
-        pixels[valid] += 1
-        pixels[~valid] = 0
-    source = Levels([pixels], 0 if nodata else None)
+        pixels[~valid] = 250
+    source = Levels([pixels], 250 if nodata else None)
     few = [max(round(n * s), 1) for n, s in zip(size, scale, strict=True)]
     reader = ResampledReader(source, *few)
     whole = Window(0, 0, *few)
     found, known = reader.read(whole), reader.read_valid(whole)
     down, across = (weights(*n) for n in zip(few, size, strict=True))
     shares = down @ valid @ across.T
-    sums = np.einsum('ij,jkc,lk->ilc', down, pixels.astype(float), across)
+    known_values = np.where(valid[..., None], pixels, 0.0)
+    sums = np.einsum('ij,jkc,lk->ilc', down, known_values, across)
     means = sums / np.maximum(shares, 1e-9)[..., None]
     # Halves are rounded to either side.
     inside = shares > 0.5 + 1e-6
