@@ -1,6 +1,7 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Pixels of very large images: read by window, written by rows."""
 
+from .base import WrappedReader
 from .damage import TolerantReader
 from .georeference import ControlPoint, Georeference
 from .hidden import staged
@@ -24,6 +25,7 @@ __all__ = [
     'ResampledReader',
     'TolerantReader',
     'Window',
+    'WrappedReader',
     'class_map_type',
     'open_raster',
     'output_nbytes',

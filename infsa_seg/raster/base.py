@@ -1,6 +1,8 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """What the readers of all formats share."""
 
+from __future__ import annotations
+
 import errno
 import math
 from abc import ABC, abstractmethod
@@ -8,12 +10,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from .meta import RasterMeta
 from .window import Window
+
+if TYPE_CHECKING:
+    from .reader import RasterReader
 
 Reader = TypeVar('Reader', bound='WindowReader')
 
@@ -128,6 +133,31 @@ class WindowReader(ABC):
                 f'({window.row}, {window.col}) is not within its '
                 f'{size[0]}x{size[1]} pixels'
             )
+
+
+class WrappedReader(WindowReader):
+    """Another view of a raster that a reader reads.
+
+    Args:
+        reader: Of the raster; it is closed with this one.
+    """
+
+    def __init__(self, reader: RasterReader) -> None:
+        super().__init__(getattr(reader, 'path', Path('raster')))
+        self.reader = reader
+
+    def _load_or_say_where(
+        self, window: Window, level: int, with_pixels: bool = True
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        # The reader has said it.
+        if not with_pixels:
+            return np.empty(0), self._load_valid(window, level)
+        return self._load(window, level)
+
+    def close(self) -> None:
+        """Let go of the file and of everything kept of it."""
+        super().close()
+        self.reader.close()
 
 
 def valid_pixels(

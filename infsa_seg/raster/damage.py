@@ -7,11 +7,10 @@ import dataclasses
 import errno
 import os
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
 
-from .base import WindowReader
+from .base import WrappedReader
 from .reader import RasterReader
 from .window import Window
 
@@ -29,7 +28,7 @@ _NOT_TOLERATED = (
 )
 
 
-class TolerantReader(WindowReader):
+class TolerantReader(WrappedReader):
     """Reads what can be read of a raster: the rest is 0, and not valid.
 
     A window that fails is read again, in parts, from the file opened anew.
@@ -52,8 +51,7 @@ class TolerantReader(WindowReader):
     """
 
     def __init__(self, reader: RasterReader) -> None:
-        super().__init__(getattr(reader, 'path', Path('raster')))
-        self._reader = reader
+        super().__init__(reader)
         self.meta = dataclasses.replace(reader.meta, has_alpha=True)
         rows = self.meta.block_rows
         if rows < _FEWEST_ROWS:
@@ -89,12 +87,6 @@ class TolerantReader(WindowReader):
             for (level, left, right), rows in runs.items()
             for top, below in _runs(rows)
         )
-
-    def _load_or_say_where(
-        self, window: Window, level: int, with_pixels: bool = True
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        # The reader has said it.
-        return self._load(window, level)
 
     def _load(
         self, window: Window, level: int
@@ -132,14 +124,14 @@ class TolerantReader(WindowReader):
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Pixels and validity; None, and the file closed, if it fails."""
         try:
-            pixels = self._reader.read(window, level)
-            valid = self._reader.read_valid(window, level)
+            pixels = self.reader.read(window, level)
+            valid = self.reader.read_valid(window, level)
         except (OSError, ValueError) as error:
             # Some decoders refuse everything once they have failed.
-            self._reader.close()
+            self.reader.close()
             if isinstance(error, OSError) and error.errno in _NOT_TOLERATED:
                 raise
-            path = getattr(self._reader, 'path', None)
+            path = getattr(self.reader, 'path', None)
             if path is not None and not path.exists():
                 raise FileNotFoundError(
                     errno.ENOENT, os.strerror(errno.ENOENT), str(path)
@@ -192,11 +184,6 @@ class TolerantReader(WindowReader):
                 Window(row, col + cut, height, width - cut),
             ]
         return []
-
-    def close(self) -> None:
-        """Close the raster; what is damaged stays known."""
-        super().close()
-        self._reader.close()
 
 
 def _line(cell: tuple[int, int, int]) -> tuple[int, int]:

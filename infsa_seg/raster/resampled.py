@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .base import WindowReader
+from .base import WrappedReader
 from .window import Window
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ _STRIP_BYTES = 2**21
 _LEAST_SHARE = 0.5
 
 
-class ResampledReader(WindowReader):
+class ResampledReader(WrappedReader):
     """Reads a raster as if it had fewer pixels.
 
     A pixel is the mean of the area that it covers, from the coarsest level
@@ -48,7 +47,7 @@ class ResampledReader(WindowReader):
         width: int,
         mpp: tuple[float, float] | None = None,
     ) -> None:
-        super().__init__(getattr(reader, 'path', Path('raster')))
+        super().__init__(reader)
         meta = reader.meta
         finer = [
             level
@@ -60,7 +59,7 @@ class ResampledReader(WindowReader):
                 f'{meta.height}x{meta.width} pixels cannot be read as '
                 f'{height}x{width}'
             )
-        self.reader, self.level = reader, finer[-1]
+        self.level = finer[-1]
         self.size = meta.level_sizes[self.level]
         self.is_exact = self.size == (height, width)
         scale = self.size[0] / height
@@ -141,11 +140,6 @@ class ResampledReader(WindowReader):
             limits = np.iinfo(dtype)
             means = np.rint(means).clip(limits.min, limits.max)
         return means.astype(dtype), shares
-
-    def close(self) -> None:
-        """Let go of the file; a later read opens it again."""
-        super().close()
-        self.reader.close()
 
     def _strips(self, window: Window) -> list[Window]:
         """The window in parts whose finer pixels take little memory."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from types import TracebackType
 
 import cv2
 import numpy as np
@@ -15,6 +14,7 @@ from infsa_seg.raster import (
     RasterReader,
     ResampledReader,
     Window,
+    WrappedReader,
     open_raster,
 )
 
@@ -113,7 +113,7 @@ def read_tissue(path: str | Path, reader: RasterReader) -> np.ndarray:
         return np.stack(kept)
 
 
-class TissueReader:
+class TissueReader(WrappedReader):
     """A reader of which only the tissue is valid; glass is not even read.
 
     Args:
@@ -122,34 +122,24 @@ class TissueReader:
     """
 
     def __init__(self, reader: RasterReader, mask: np.ndarray) -> None:
-        self.reader, self.mask = reader, mask
+        super().__init__(reader)
+        self.mask = mask
         self.meta = dataclasses.replace(reader.meta, has_alpha=True)
-        self._last: tuple[Window, int] | None = None
 
-    def read(self, window: Window, level: int = 0) -> np.ndarray:
-        """As :meth:`infsa_seg.raster.RasterReader.read` has it."""
-        self._last = window, level
-        return self.reader.read(window, level)
+    def _load(
+        self, window: Window, level: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        pixels = self.reader.read(window, level)
+        valid = self._tissue(window, level)
+        known = self.reader.read_valid(window, level)
+        return pixels, valid if known is None else valid & known
 
-    def read_valid(self, window: Window, level: int = 0) -> np.ndarray:
-        """As :meth:`infsa_seg.raster.RasterReader.read_valid` has it."""
-        size = self.meta.level_sizes[level]
-        rows = _places(window.row, window.height, size[0], len(self.mask))
-        columns = _places(
-            window.col, window.width, size[1], self.mask.shape[1]
-        )
-        few, times = np.unique(rows, return_counts=True)
-        mask = self.mask[few[0] : few[-1] + 1]
-        if not mask.any():
-            return np.zeros((window.height, window.width), bool)
-        # Rows are copied as a whole, which is fast.
-        valid = self.mask[few][:, columns].repeat(times, 0)
+    def _load_valid(self, window: Window, level: int) -> np.ndarray:
+        valid = self._tissue(window, level)
         # Only where there is tissue is it worth to ask the file.
         filled = valid.any(0).nonzero()[0]
         if len(filled) and not self.reader.meta.all_valid:
             first, last = int(filled[0]), int(filled[-1])
-            if self._last == (window, level):  # known from the pixels
-                first, last = 0, window.width - 1
             part = window._replace(
                 col=window.col + first, width=last + 1 - first
             )
@@ -158,20 +148,18 @@ class TissueReader:
                 valid[:, first : last + 1] &= known
         return valid
 
-    def close(self) -> None:
-        """Let go of the file; a later read opens it again."""
-        self.reader.close()
-
-    def __enter__(self) -> TissueReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def _tissue(self, window: Window, level: int) -> np.ndarray:
+        """Which pixels of a window the mask has, bool (height, width)."""
+        size = self.meta.level_sizes[level]
+        rows = _places(window.row, window.height, size[0], len(self.mask))
+        columns = _places(
+            window.col, window.width, size[1], self.mask.shape[1]
+        )
+        few, times = np.unique(rows, return_counts=True)
+        if not self.mask[few[0] : few[-1] + 1].any():
+            return np.zeros((window.height, window.width), bool)
+        # Rows are copied as a whole, which is fast.
+        return self.mask[few][:, columns].repeat(times, 0)
 
 
 def _places(start: int, count: int, many: int, few: int) -> np.ndarray:
