@@ -6,9 +6,14 @@ import glob
 import os
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+Writer = TypeVar('Writer', bound='HiddenWriter')
 
 
 def reserve(path: Path, overwrite: bool, suffix: str = '') -> Path:
@@ -54,6 +59,35 @@ def reserve(path: Path, overwrite: bool, suffix: str = '') -> Path:
             error.errno, f'cannot be written: {error.strerror}', str(path)
         ) from error
     return part
+
+
+class HiddenWriter(ABC):
+    """Writes to a hidden file, which appears when a ``with`` block ends well.
+
+    If it ends in any other way, what was written is removed.
+    """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Complete the file and put it in its place."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Give up: remove what was written, and leave ``path`` as it was."""
+
+    def __enter__(self: Writer) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
 
 
 def hidden_files(path: Path, owner: int | None) -> list[Path]:

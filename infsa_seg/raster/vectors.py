@@ -9,12 +9,11 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
 from .georeference import Georeference
-from .hidden import hidden_files, reserve
+from .hidden import HiddenWriter, hidden_files, reserve
 from .polygons import BandPolygons, Polygons
 from .vector_files import (
     Features,
@@ -31,7 +30,7 @@ _BAND_PIXELS = 2**21
 _BAND_ROWS = 64
 
 
-class PolygonWriter:
+class PolygonWriter(HiddenWriter):
     """Writes the polygons of a class map from consecutive rows.
 
     ``with PolygonWriter(...) as writer:`` writes to a hidden file beside
@@ -227,20 +226,6 @@ class PolygonWriter:
             file.abort()
         for part in hidden_files(self.path, os.getpid()):
             part.unlink(missing_ok=True)
-
-    def __enter__(self) -> PolygonWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def _check(
         self,

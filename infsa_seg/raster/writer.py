@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from .base import check_nodata
 from .georeference import Georeference
-from .hidden import reserve, sidecar
+from .hidden import HiddenWriter, reserve, sidecar
 from .layout import (
     create_options,
     level_factors,
@@ -42,7 +41,7 @@ _LEAST_COG_TILE = 128
 _COMPRESSIONS = ('deflate', 'lzw', 'zstd', 'none')
 
 
-class GeoTiffWriter:
+class GeoTiffWriter(HiddenWriter):
     """Writes a tiled, compressed TIFF from consecutive rows.
 
     ``with GeoTiffWriter(...) as writer:`` writes to a hidden file beside
@@ -241,20 +240,6 @@ class GeoTiffWriter:
         for part in (self._part, self._rows):
             part.unlink(missing_ok=True)
             sidecar(part).unlink(missing_ok=True)
-
-    def __enter__(self) -> GeoTiffWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def _check(
         self,
