@@ -5,7 +5,9 @@ import io
 import os
 import re
 import struct
+import tempfile
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from infsa_seg.apis import infer_large
+from infsa_seg.apis import infer_large, infer_large_image, init_model
+from infsa_seg.apis.errors import one_line
 
 rasterio = pytest.importorskip('rasterio')
 
@@ -230,23 +233,42 @@ def test_where_the_result_cannot_go(project, trained, out, words, tmp_path):
     assert (tmp_path / 'here.tif').read_bytes() == b'mine'
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason='nothing is forbidden to root')
-def test_what_may_not_be_read_or_written(project, trained, tmp_path):
-    (tmp_path / 'a.png').write_bytes(picture('png'))
-    (tmp_path / 'secret.png').write_bytes(picture('png'))
-    (tmp_path / 'secret.png').chmod(0)
-    (tmp_path / 'closed').mkdir(mode=0o500)
-    for name, out in (('secret.png', 'out'), ('a.png', 'closed/out.tif')):
-        result = infer_large(
-            project / 'tiny.py',
-            str(trained / 'iter_30.pth'),
-            [str(tmp_path / name)],
-            tmp_path / out,
-            say=lambda line: None,
-        )
-        (reason,) = result.failures.values()
-        assert 'Permission denied' in reason
-        assert not list(tmp_path.rglob('*mask*'))
+@contextmanager
+def without_rights():
+    """Root may do anything; be somebody else meanwhile."""
+    was_root = os.geteuid() == 0
+    if was_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if was_root:
+            os.seteuid(0)
+
+
+def test_what_may_not_be_read_or_written(project, trained):
+    """One line, and what is there stays as it is."""
+    model = init_model(project / 'tiny.py', trained / 'iter_30.pth')
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        (folder / 'a.png').write_bytes(picture('png'))
+        (folder / 'secret.png').write_bytes(picture('png'))
+        (folder / 'secret.png').chmod(0)
+        (folder / 'closed').mkdir(mode=0o555)
+        # What is imported on use may lie where only root can read.
+        infer_large_image(model, folder / 'a.png', folder / 'a.tif')
+        before = sorted(folder.rglob('*'))
+        for source, out, named in (
+            ('secret.png', 'out', 'secret.png'),
+            ('a.png', 'closed/b.tif', 'b.tif'),
+        ):
+            with without_rights(), pytest.raises(OSError) as caught:
+                infer_large_image(model, folder / source, folder / out)
+            reason = one_line(caught.value)
+            assert 'Permission denied' in reason and '\n' not in reason
+            assert named in reason
+        assert sorted(folder.rglob('*')) == before
 
 
 # What each of the shared files must give: its channels as they are, those to
