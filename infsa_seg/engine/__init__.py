@@ -3,6 +3,7 @@
 
 from .files import AtomicBackend, atomic_path
 from .hooks import DeadHeadsHook, InputVisualizationHook, WeightsFitHook
+from .train_loop import SeededTrainLoop
 from .zero_checkpoint import ZeroFolder, require_deepspeed
 from .zero_strategy import ZeroStrategy, leave_group
 
@@ -10,6 +11,7 @@ __all__ = [
     'AtomicBackend',
     'DeadHeadsHook',
     'InputVisualizationHook',
+    'SeededTrainLoop',
     'WeightsFitHook',
     'ZeroFolder',
     'ZeroStrategy',
