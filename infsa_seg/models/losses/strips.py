@@ -51,7 +51,8 @@ class PixelCounts(State):
 
 def count_pixels(scores: Tensor, label: Tensor, valid: Tensor) -> Tensor:
     """The counts of a piece: float64 (2, B), as in :class:`PixelCounts`."""
-    right = (scores.argmax(1) == label) & valid
+    # As argmax, which takes four times as long on CPUs.
+    right = (scores.max(1).indices == label) & valid
     return torch.stack(
         [x.flatten(1).sum(1, dtype=torch.float64) for x in (right, valid)]
     )
