@@ -47,11 +47,14 @@ HEAD = dict(
     dropout_ratio=0,
     loss_decode=dict(type='BandCrossEntropyLoss', max_logits=5000),
 )
-DICE = dict(type='BandDiceLoss', max_logits=5000, loss_weight=3.0)
+DICE = dict(type='BandDiceLoss', max_logits=20_000, loss_weight=3.0)
 HARD = dict(thresh=0.1, min_kept=700)  # for each of two images
 LISTS = {
-    'dice': [dict(DICE), dict(DICE, per_image=True, loss_name='loss_images')],
-    'ohem': [dict(HEAD['loss_decode'], ohem=HARD), dict(DICE)],
+    'dice': [DICE, dict(DICE, per_image=True, loss_name='loss_images')],
+    'ohem': [
+        dict(type='BandCrossEntropyLoss', max_logits=20_000, ohem=HARD),
+        DICE,
+    ],
 }
 
 
@@ -261,7 +264,7 @@ def plain_losses(logits, label, losses):
         return {'loss_dice': dice((0, 2, 3)), 'loss_images': dice((2, 3))}
     hardness = each.detach().masked_fill(~valid, -1)
     kept = valid & (each.detach() > -math.log(HARD['thresh']))
-    if 0 < valid.sum():
+    if valid.sum() > 0:
         # By rank: fewer are below the threshold.
         assert kept.sum() < 2 * HARD['min_kept'] < valid.sum()
         last = hardness.flatten().kthvalue(

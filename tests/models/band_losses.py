@@ -1,6 +1,7 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """What the tests of losses in strips share: inputs, bands, a counter."""
 
+import itertools
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +48,7 @@ def in_bands(loss, logits, label, cuts):
     """
     height, width = label.shape[1:]
     rows = sorted({0, height, *(cut for cut in cuts if 0 < cut < height)})
-    bands = [Rows(*pair) for pair in zip(rows, rows[1:], strict=False)]
+    bands = [Rows(*pair) for pair in itertools.pairwise(rows)]
     barrier = threading.Barrier(len(bands), timeout=60)
     states = [None] * len(bands)
 

@@ -70,15 +70,15 @@ class BandSegHead(BaseDecodeHead):
         return list(self.loss_decode) if several else [self.loss_decode]
 
     @property
+    def _band_losses(self) -> list[BandLoss]:
+        return [loss for loss in self._losses if isinstance(loss, BandLoss)]
+
+    @property
     def _loss_in_bands(self) -> bool:
-        return all(isinstance(loss, BandLoss) for loss in self._losses)
+        return 0 < len(self._band_losses) == len(self._losses)
 
     def _check_loss(self) -> None:
-        names = [
-            type(loss).__name__
-            for loss in self._losses
-            if isinstance(loss, BandLoss)
-        ]
+        names = [type(loss).__name__ for loss in self._band_losses]
         if not names:
             return
         if not self._loss_in_bands:
@@ -192,7 +192,7 @@ class BandSegHead(BaseDecodeHead):
                 'strips'
             )
         losses: dict[str, Tensor] = {}
-        for loss in self._losses:
+        for loss in self._band_losses:
             terms = loss.terms(
                 seg_logits, label, self.ignore_index, place, merge
             )

@@ -140,8 +140,9 @@ class BandCrossEntropyLoss(BandLoss):
     ``OHEMPixelSampler``: those to whose class the network gives a probability
     below ``thresh``, and in any case the ``min_kept`` (times the images of
     the batch) with the lowest; without ``thresh`` those with the highest
-    weighted loss. Exactly, over all bands: one to three more passes (five in
-    float64) find the limit. It differs in three ways:
+    weighted loss. One or two more walks over the strips (up to four in
+    float64) find the limit exactly, over all bands, with counts of 2 MiB.
+    It differs in three ways:
 
     * the mean is over the weight of the pixels that are kept, not of all
       that are not ignored, so that the loss does not shrink with their

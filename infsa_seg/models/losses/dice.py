@@ -51,7 +51,14 @@ def sum_overlaps(logits: Tensor, strips: Strips, squared: bool) -> DiceSums:
     sums, target, counts = _Overlaps.apply(  # type: ignore[no-untyped-call]
         logits, strips, squared
     )
-    return DiceSums(*counts, *sums, target, torch.ones_like(counts[0]))
+    return DiceSums(
+        correct=counts[0],
+        valid=counts[1],
+        overlap=sums[0],
+        mass=sums[1],
+        target=target,
+        parts=torch.ones_like(counts[0]),
+    )
 
 
 def dice_loss(

@@ -54,25 +54,18 @@ class Border(NamedTuple):
     """Between the easy pixels and the hard ones.
 
     Attributes:
-        thresh: a pixel is hard if the probability of its class is less; None
-            to leave that out.
-        rank: () or a number; a pixel is hard too if its cross-entropy, or
-            its weighted loss where ``thresh`` is None, is no less.
+        choice: what makes pixels hard.
+        rank: () or a number; those of such a hardness are hard anyway.
     """
 
-    thresh: float | None
+    choice: HardPixels
     rank: Tensor | float
 
     def is_hard(self, missed: Tensor, weight: Tensor) -> Tensor:
         """Decide, from the cross-entropy and weight of pixels of any shape."""
+        hardness = self.choice.hardness(missed, weight)
         # In a form that shows what is not a number.
-        if self.thresh is None:
-            return ~(missed * weight < self.rank)
-        return ~(missed < self.rank) | self.is_below(missed)
-
-    def is_below(self, missed: Tensor) -> Tensor:
-        """Whether the probability is below ``thresh``, which is not None."""
-        return missed.neg().exp() < self.thresh
+        return ~(hardness < self.rank) | self.choice.is_below(missed)
 
 
 @dataclasses.dataclass
@@ -117,6 +110,21 @@ class HardPixels:
                 f'ohem.min_kept={self.min_kept} keeps no pixel; use 1 or more'
             )
 
+    def hardness(self, missed: Tensor, weight: Tensor) -> Tensor:
+        """By what pixels are ranked; the shape of both is free.
+
+        Args:
+            missed: their cross-entropy.
+            weight: their weight.
+        """
+        return missed * weight if self.thresh is None else missed
+
+    def is_below(self, missed: Tensor) -> Tensor:
+        """Whether the probability is below ``thresh``."""
+        if self.thresh is None:
+            return torch.zeros_like(missed, dtype=torch.bool)
+        return missed.neg().exp() < self.thresh
+
     def border(
         self,
         logits: Tensor,
@@ -136,7 +144,7 @@ class HardPixels:
         """
         dtype = sum_dtype(logits.dtype)
         everything, nothing = (
-            Border(self.thresh, rank) for rank in (0.0, float('inf'))
+            Border(self, rank) for rank in (0.0, float('inf'))
         )
         wanted = self.min_kept * logits.shape[0]
         begin, bits = 0, torch.finfo(dtype).bits
@@ -157,7 +165,7 @@ class HardPixels:
             wanted -= int(harder[place] - counts[digit])
             begin = begin << _DIGIT | digit
         pattern = torch.tensor(begin, dtype=_INTEGERS[dtype])
-        return Border(self.thresh, pattern.view(dtype).to(logits.device))
+        return Border(self, pattern.view(dtype).to(logits.device))
 
     def _count(
         self,
@@ -171,15 +179,13 @@ class HardPixels:
             2**_DIGIT, dtype=torch.int64, device=logits.device
         )
         below = counts.new_zeros(1)
-        border = Border(self.thresh, float('inf'))
 
         def visit(scores: Tensor, label: Tensor, valid: Tensor) -> None:
             missed = entropy(scores, label)
-            if self.thresh is not None:
-                below.add_((border.is_below(missed) & valid).sum())
-            else:
-                missed = missed * pixel_weight(scores, label, class_weight)
-            bits = missed.view(_INTEGERS[missed.dtype]).long() >> shift
+            below.add_((self.is_below(missed) & valid).sum())
+            weight = pixel_weight(scores, label, class_weight)
+            hardness = self.hardness(missed, weight)
+            bits = hardness.view(_INTEGERS[hardness.dtype]).long() >> shift
             here = valid & (bits >> _DIGIT == begin)
             digit = bits % 2**_DIGIT
             counts.index_add_(0, digit.flatten(), here.long().flatten())
