@@ -11,6 +11,7 @@ from mmseg.models.losses import DiceLoss
 from torch.nn import functional as F
 
 from infsa_seg.models.losses import BandDiceLoss
+from infsa_seg.models.losses.dice import dice_loss
 
 from .band_losses import IGNORE, draw, equal, in_bands, resized
 
@@ -101,6 +102,13 @@ def test_only_ignored_pixels(options, eps):
     assert terms.loss == 0
     assert terms.accuracy == 0
     assert logits.grad.eq(0).all()
+
+
+def test_nothing_over_nothing_has_no_slope():
+    sums = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    loss = dice_loss(sums[0], sums[1], torch.zeros(3), eps=0, squared=True)
+    (grad,) = torch.autograd.grad(loss, sums)
+    assert grad.eq(0).all()
 
 
 def test_right_and_wrong():

@@ -164,6 +164,28 @@ def test_extreme_logits():
         assert grad[0, 0, :, 0].nonzero()[:, 0].tolist() == rows
 
 
+@pytest.mark.parametrize(
+    ('options', 'walks'),
+    [
+        (dict(min_kept=9), 2),
+        (dict(min_kept=9, thresh=1e-9), 2),
+        # Enough are below the threshold; there are not so many.
+        (dict(min_kept=9, thresh=0.9), 1),
+        (dict(min_kept=9999), 1),
+    ],
+)
+def test_walks_no_more_than_it_has_to(options, walks):
+    logits, label = draw((3, 4), 3, dtype=torch.float32)
+    merged = []
+
+    def merge(state):
+        merged.append(type(state).__name__)
+        return state
+
+    BandCrossEntropyLoss(ohem=options).terms(logits, label, merge=merge)
+    assert merged == ['Histogram'] * walks + ['EntropyCounts']
+
+
 @pytest.mark.parametrize('thresh', [None, 0.5])
 @pytest.mark.parametrize('avg_non_ignore', [True, False])
 def test_only_ignored_pixels(thresh, avg_non_ignore):
