@@ -74,14 +74,15 @@ class BandSegHead(BaseDecodeHead):
         return [loss for loss in self._losses if isinstance(loss, BandLoss)]
 
     @property
-    def _loss_in_bands(self) -> bool:
+    def loss_in_bands(self) -> bool:
+        """Whether all losses are in strips, so that a band will do."""
         return 0 < len(self._band_losses) == len(self._losses)
 
     def _check_loss(self) -> None:
         names = [type(loss).__name__ for loss in self._band_losses]
         if not names:
             return
-        if not self._loss_in_bands:
+        if not self.loss_in_bands:
             raise ValueError(
                 f'{names[0]} in a list with losses that are not in strips '
                 'would get the logits of all pixels; let all be in strips, '
@@ -168,7 +169,7 @@ class BandSegHead(BaseDecodeHead):
         self, seg_logits: Tensor, batch_data_samples: SampleList
     ) -> dict:
         """The losses of a batch by name, and its accuracy."""
-        if not self._loss_in_bands:
+        if not self.loss_in_bands:
             return super().loss_by_feat(seg_logits, batch_data_samples)
         label = self._stack_batch_gt(batch_data_samples).squeeze(1)
         return self.band_losses(seg_logits, label)
@@ -185,7 +186,7 @@ class BandSegHead(BaseDecodeHead):
         Raises:
             ValueError: another loss is configured.
         """
-        if not self._loss_in_bands:
+        if not self.loss_in_bands:
             raise ValueError(
                 'a band alone needs decode_head.loss_decode='
                 "dict(type='BandCrossEntropyLoss') or a list of losses in "
