@@ -5,6 +5,9 @@
 mmsegmentation's own registries; configs need nothing else.
 """
 
+from importlib import import_module
+from typing import Any
+
 from . import compat
 from .version import __version__
 
@@ -13,4 +16,11 @@ compat.apply()
 
 from . import datasets, engine, models  # noqa: E402
 
-__all__ = ['__version__', 'datasets', 'engine', 'models']
+__all__ = ['__version__', 'convert', 'datasets', 'engine', 'models']
+
+
+def __getattr__(name: str) -> Any:
+    """Load on first use what importing the package does not need."""
+    if name != 'convert':
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return import_module('.layers.convert', __name__).convert
