@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from ..attention import InfSAAttention
 from .adapters import Adapter
+from .parts import Parts, Refused, has_hooks, tokens_for
 from .refusals import looks_like_attention, why_refused
 from .report import ConversionReport, Converted, Note, Skipped
-from .sources import Parts, Refused, has_hooks, take_apart, tokens_for
+from .sources import take_apart
 
 __all__ = ['ConversionReport', 'Converted', 'Note', 'Skipped', 'convert']
 
@@ -83,9 +84,7 @@ def convert(
                 raise Refused(reason)
             parts = take_apart(module)
             if parts is None:
-                report.skipped.append(
-                    Skipped(name, _type(module), _UNKNOWN)
-                )
+                report.skipped.append(Skipped(name, _type(module), _UNKNOWN))
                 continue
             if parent is None:
                 raise ValueError(
@@ -276,14 +275,15 @@ def _replace(
         _copy(mine.weight, theirs[0])
         if mine.bias is not None:
             _copy(mine.bias, theirs[1])
-    result = parts.replace(layer)
-    # The modules that follow are the layer's own, in the mode they have.
     layer.train(module.training)
-    result.training = module.training
+    result = parts.replace(layer)
+    if isinstance(result, Adapter):
+        # What follows is the layer's own, in the mode that it has.
+        result.training = result.after.training = module.training
     return result
 
 
-def _copy(mine: nn.Parameter, theirs: Tensor | None) -> None:
+def _copy(mine: Tensor, theirs: Tensor | None) -> None:
     """Copy bit for bit; a bias that is not there stays zero for good."""
     with torch.no_grad():
         if theirs is None:
@@ -334,7 +334,8 @@ def _close_fast_paths(model: nn.Module) -> Iterator[Note]:
 
 def _without_containers(report: ConversionReport) -> list[Skipped]:
     """Without modules named like attention that only hold some."""
-    found = [row.name for row in (*report.converted, *report.skipped)]
+    found = [row.name for row in report.converted]
+    found += [row.name for row in report.skipped]
     return [
         row
         for row in report.skipped

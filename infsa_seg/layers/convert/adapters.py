@@ -29,21 +29,21 @@ class Adapter(nn.Module):
         self.add_module('attn', attn)
         self.after = nn.Sequential(*after)
 
-    def _attend(
-        self, x: Tensor, keys: Tensor | None = None, **refused: object
-    ) -> Tensor:
-        """Attend from tokens (B, N, C) to themselves or to others.
-
-        Raises:
-            ValueError: something else than tokens, or one of the arguments
-                ``refused`` is given.
-        """
-        for name, value in refused.items():
+    def _refuse(self, **arguments: object) -> None:
+        """Raise a ValueError if one of these is given."""
+        for name, value in arguments.items():
             if value is not None and value is not False:
                 raise ValueError(
                     f'attention of variant {self.attn.variant!r} joins all '
                     f'tokens and takes no {name}'
                 )
+
+    def _attend(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Attend from tokens (B, N, C) to themselves or to others.
+
+        Raises:
+            ValueError: these are no tokens.
+        """
         if x.dim() != 3:
             raise ValueError(
                 f'attention takes tokens (B, N, C), not {tuple(x.shape)}'
@@ -67,9 +67,10 @@ class FusedAttention(Adapter):
         attn_bias: Tensor | None = None,
     ) -> Tensor:
         """(B, N, C) to the same; masks are refused."""
-        return self._attend(
-            x, attn_mask=attn_mask, is_causal=is_causal, attn_bias=attn_bias
+        self._refuse(
+            attn_mask=attn_mask, is_causal=is_causal, attn_bias=attn_bias
         )
+        return self._attend(x)
 
 
 class WrappedAttention(Adapter):
@@ -156,26 +157,18 @@ class VisionAttention(Adapter):
             ValueError: for a mask, another argument of unknown meaning, or
                 weights from a variant that has no N x N matrix of them.
         """
-        if output_attentions:
-            return self._with_weights(hidden_states, head_mask, **kwargs)
-        out = self._attend(hidden_states, head_mask=head_mask, **kwargs)
-        return (out,) if self.as_tuple else out
-
-    def _with_weights(self, x: Tensor, *masks: object, **kwargs: object) -> Any:
+        self._refuse(head_mask=head_mask, **kwargs)
+        if not output_attentions:
+            out = self._attend(hidden_states)
+            return (out,) if self.as_tuple else out
         if self.attn.variant not in ('pure', 'softmax'):
             raise ValueError(
                 f'attention of variant {self.attn.variant!r} has no matrix '
                 'of weights; call the model without output_attentions'
             )
-        for name, value in {'head_mask': masks[0], **kwargs}.items():
-            if value is not None:
-                raise ValueError(
-                    f'attention of variant {self.attn.variant!r} takes no '
-                    f'{name}'
-                )
+        x = hidden_states
         out, weights = self.attn(x, x, x, average_attn_weights=False)
-        out = self.after(out)
-        return (out, weights) if self.as_tuple else out
+        return (self.after(out), weights)
 
 
 class ReducedAttention(Adapter):
@@ -199,17 +192,15 @@ class ReducedAttention(Adapter):
         self.reduction = reduction
         self.norm = norm
 
-    def _attend_on_grid(
-        self, x: Tensor, height: int, width: int, **refused: object
-    ) -> Tensor:
+    def _attend_on_grid(self, x: Tensor, height: int, width: int) -> Tensor:
         if self.reduction is None:
-            return self._attend(x, **refused)
+            return self._attend(x)
         batch, _, channels = x.shape
         grid = x.transpose(1, 2).reshape(batch, channels, height, width)
         keys = self.reduction(grid).flatten(2).transpose(1, 2)
         if self.norm is not None:
             keys = self.norm(keys)
-        return self._attend(x, keys, **refused)
+        return self._attend(x, keys)
 
 
 class PyramidAttention(ReducedAttention):
@@ -250,11 +241,6 @@ class SegformerAttention(ReducedAttention):
         **kwargs: object,
     ) -> Tensor | tuple[Tensor, ...]:
         """(B, N, C) to the same; weights are refused."""
-        out = self._attend_on_grid(
-            hidden_states,
-            height,
-            width,
-            output_attentions=output_attentions,
-            **kwargs,
-        )
+        self._refuse(output_attentions=output_attentions, **kwargs)
+        out = self._attend_on_grid(hidden_states, height, width)
         return (out,) if self.as_tuple else out

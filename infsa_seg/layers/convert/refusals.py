@@ -18,9 +18,7 @@ _CROSS = re.compile(r'cross_?(attention|attn)', re.IGNORECASE)
 _RELATIVE = re.compile(
     r'rel_pos|rel_bias|relative|attention_bias|cpb_mlp|(^|_)(rpe|alibi)'
 )
-_ROTARY = re.compile(
-    r'(^|_)(rope|rotary)|freqs_cis|position_embeddings$'
-)
+_ROTARY = re.compile(r'(^|_)(rope|rotary)|freqs_cis|position_embeddings$')
 _LATENT = re.compile(r'kv_lora_rank|kv_a_proj|kv_b_proj|kv_down_proj')
 _QUERY_HEADS = ('num_attention_heads', 'num_heads', 'n_heads', 'n_head')
 _KEY_HEADS = (
