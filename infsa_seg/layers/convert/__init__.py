@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -131,6 +131,8 @@ class _Choice:
         self.exclude = _patterns('exclude', exclude, self.modules)
         if isinstance(target_types, type | str):
             target_types = [target_types]
+        elif not isinstance(target_types, Iterable | None):
+            raise ValueError(f'target_types is {target_types!r}, not classes')
         for item in target_types or ():
             if not isinstance(item, type | str):
                 raise ValueError(
@@ -174,6 +176,8 @@ def _patterns(
 ) -> list[str] | None:
     if patterns is None:
         return None
+    if not isinstance(patterns, Iterable):
+        raise ValueError(f'{argument} is {patterns!r}, not a pattern')
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in patterns:
         if not isinstance(pattern, str):

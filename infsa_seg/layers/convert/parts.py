@@ -51,11 +51,7 @@ class Parts:
 
     def __post_init__(self) -> None:
         for weight, _ in (self.q, self.k, self.v, self.out):
-            if weight.dim() != 2:
-                raise Refused(
-                    f'a weight has the shape {tuple(weight.shape)}; gather '
-                    'what is spread over processes first'
-                )
+            need_matrix(weight)
         width = self.q[0].shape[1]
         if width % self.num_heads:
             raise Refused(f'{self.num_heads} heads do not divide {width}')
@@ -129,7 +125,17 @@ def projection(module: nn.Module, name: str) -> Projection:
             'plain nn.Linear'
         )
     need_plain(module, 'weight', 'bias')
+    need_matrix(module.weight)
     return module.weight, module.bias
+
+
+def need_matrix(weight: Tensor) -> None:
+    """Refuse a weight of which this process holds a part or nothing."""
+    if weight.dim() != 2:
+        raise Refused(
+            f'a weight has the shape {tuple(weight.shape)}; gather what is '
+            'spread over processes first'
+        )
 
 
 def has_hooks(module: nn.Module) -> bool:
