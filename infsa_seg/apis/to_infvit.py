@@ -1,7 +1,6 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Checkpoints of other Vision Transformers into such of InfViT."""
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from infsa_seg.engine.files import atomic_path
 from infsa_seg.models import InfViT
 from infsa_seg.models.utils import check_checkpoint
 from infsa_seg.models.utils.vit_weights import VitWeights, rename_vit
@@ -124,13 +124,9 @@ def convert_to_infvit(
         report = _report(str(source), weights, num_heads)
     except ValueError as error:
         raise ValueError(f'{source}: {error}') from error
-    _save(
-        dict(
-            state_dict=weights.state,
-            meta=dict(source=Path(source).name, backbone=report.backbone),
-        ),
-        out,
-    )
+    meta = dict(source=Path(source).name, backbone=report.backbone)
+    with atomic_path(out) as part:
+        torch.save(dict(state_dict=weights.state, meta=meta), part)
     return report
 
 
@@ -156,15 +152,18 @@ def _report(
                 f'{tuple(own[name].shape)}'
             )
     backbone = dict(type='InfViT', **arguments)
+    notes = weights.notes
     if num_heads is not None:
         backbone['num_heads'] = num_heads
+    else:
+        notes += ("num_heads is not in the weights; give InfViT the source's",)
     return InfViTReport(
         source=source,
         prefix=weights.prefix,
         loaded=tuple(name for name in own if name in weights.state),
         missing=tuple(name for name in own if name not in weights.state),
         unexpected=weights.unexpected,
-        notes=weights.notes,
+        notes=notes,
         backbone=backbone,
     )
 
@@ -195,16 +194,6 @@ def _sizes(content: Mapping, depth: int = 4) -> Iterator[tuple[int, int]]:
             # The config of mmengine, which is not to be run.
             for height, width in _SIZE_IN_TEXT.findall(value):
                 yield int(height), int(width or height)
-
-
-def _save(content: dict[str, Any], out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f'.{out.name}.{os.getpid()}.part')
-    try:
-        torch.save(content, part)
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _some(names: Iterable[str], most: int = 6) -> str:

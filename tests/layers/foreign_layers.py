@@ -238,7 +238,11 @@ class EncoderBlock(nn.Module):
         self.dropout = nn.Dropout(0.0)
         self.ln_2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = nn.Sequential(
-            nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim)
+            nn.Linear(dim, 2 * dim),
+            nn.GELU(),
+            nn.Dropout(0.0),
+            nn.Linear(2 * dim, dim),
+            nn.Dropout(0.0),
         )
 
     def forward(self, input):
