@@ -680,6 +680,12 @@ def test_choice_of_layers(kwargs, names):
             assert name.removesuffix('.attn') in names or name in names
 
 
+def test_inner_halves_name_the_layers_of_transformers():
+    model = nn.ModuleList([foreign.ViTAttention(WIDTH), *stack().values()])
+    report = convert(model, target_types=foreign.ViTSelfAttention)
+    assert [row.name for row in report.converted] == ['0']
+
+
 @pytest.mark.parametrize(
     ('kwargs', 'message'),
     [

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..attention import InfSAAttention
 from .adapters import Adapter
-from .parts import Parts, Refused, has_hooks, tokens_for
+from .parts import Parts, Refused, children, has_hooks, tokens_for
 from .refusals import looks_like_attention, why_refused
 from .report import ConversionReport, Converted, Note, Skipped
 from .sources import take_apart
@@ -156,10 +156,15 @@ class _Choice:
             elif (
                 (looks_like_attention(module) or self._is_named(module))
                 and (self.include is None or _matches(name, self.include))
-                and (self.types is None or self._is_named(module))
+                and (self.types is None or self._has_type(module))
             ):
                 parent = self.modules.get(name.rpartition('.')[0])
                 yield name, module, parent if name else None
+
+    def _has_type(self, module: nn.Module) -> bool:
+        # Of transformers' layers the inner half has the better known name.
+        halves = [module, *children(module, 'attention', 'self')]
+        return any(self._is_named(half) for half in halves)
 
     def _is_named(self, module: nn.Module) -> bool:
         return any(
@@ -246,7 +251,9 @@ def _check(
     # A few roundings; accelerators may round products to ten bits.
     exact = 1e-5 if tokens.device.type == 'cpu' else 5e-3
     tolerance = max(exact, 10 * torch.finfo(tokens.dtype).eps)
-    gap = float((mine - theirs).abs().max() / theirs.abs().max())
+    # Zeros where the output projection still is zero, as some start.
+    size = theirs.abs().max().clamp(min=torch.finfo(theirs.dtype).tiny)
+    gap = float((mine - theirs).abs().max() / size)
     if not gap <= tolerance:
         raise Refused(
             'its forward is not softmax attention of its weights, but '

@@ -324,7 +324,7 @@ def _grid_of_positions(
             f'{patch_size} pixels'
         )
     flat = positions.reshape(count, channels)[count - number :]
-    return flat.reshape(*grid, channels)
+    return flat.reshape(*grid, channels).clone()
 
 
 def _split(state: dict[str, Tensor]) -> None:
