@@ -2,6 +2,7 @@
 """Weights of other Vision Transformers in an InfViT."""
 
 import copy
+import re
 import runpy
 import sys
 from argparse import Namespace
@@ -337,8 +338,15 @@ def files(tmp_path):
     return tmp_path / 'source.pth', tmp_path / 'infvit.pth'
 
 
-@pytest.mark.parametrize('kind', SOURCES)
-@pytest.mark.parametrize('wrapper', ['', 'module.backbone.'])
+@pytest.mark.parametrize(
+    ('kind', 'wrapper'),
+    [
+        *((kind, '') for kind in SOURCES),
+        ('timm', 'module.'),
+        ('torchvision', 'model.'),
+        ('mmpretrain', 'module.backbone.'),
+    ],
+)
 def test_the_forward_is_that_of_the_source(kind, wrapper, files):
     """Within 1e-5, on the patches alone."""
     source = make(kind)
@@ -368,8 +376,9 @@ def test_the_forward_is_that_of_the_source(kind, wrapper, files):
 TOKENS = (*('cls_token', 'class_token', 'dist_token', 'embeddings.cls_token'),)
 
 
-@pytest.mark.parametrize('with_cls_token', [True, False])
-@pytest.mark.parametrize('qkv_bias', [True, False])
+@pytest.mark.parametrize(
+    ('with_cls_token', 'qkv_bias'), [(True, True), (False, False)]
+)
 def test_mmsegmentation_itself(with_cls_token, qkv_bias, files):
     torch.manual_seed(0)
     kwargs = dict(
@@ -412,6 +421,56 @@ def test_mmsegmentation_itself(with_cls_token, qkv_bias, files):
     torch.testing.assert_close(
         model(image)[0], plain(image)[0], rtol=1e-5, atol=1e-5
     )
+
+
+def split(state, old, names):
+    """The three of a packed projection, named after ``old``."""
+    for name in [name for name in state if f'.{old}.' in name]:
+        for new, part in zip(names, state.pop(name).chunk(3), strict=True):
+            state[name.replace(old, new)] = part
+
+
+# How the same weights are called elsewhere, by regular expressions.
+RECORDED = {
+    'DINOv2 of transformers': (
+        'DINOv2',
+        [
+            (r'blocks\.', 'encoder.layer.'),
+            (r'attn\.proj', 'attention.output.dense'),
+            (r'ls(\d)\.gamma', r'layer_scale\1.lambda1'),
+            (r'^norm', 'layernorm'),
+            (r'patch_embed\.proj', 'embeddings.patch_embeddings.projection'),
+            (r'^(cls|mask)_token', r'embeddings.\1_token'),
+            (r'pos_embed', 'embeddings.position_embeddings'),
+        ],
+        ('attn.qkv', 'attention.attention.{}', ['query', 'key', 'value']),
+    ),
+    'ViT converted by infsa': (
+        'timm',
+        [(r'attn\.proj', 'attn.out_proj')],
+        ('attn.qkv', 'attn.{}', ['q_proj', 'k_proj', 'v_proj']),
+    ),
+    'torchvision before 0.12': (
+        'torchvision',
+        [(r'mlp\.0', 'mlp.linear_1'), (r'mlp\.3', 'mlp.linear_2')],
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize('kind', RECORDED)
+def test_the_same_weights_under_other_names(kind):
+    origin, names, packed = RECORDED[kind]
+    state = make(origin).state_dict()
+    expected = rename_vit(state, GRID).state
+    for old, new in names:
+        state = {re.sub(old, new, name): x for name, x in state.items()}
+    if packed is not None:
+        old, new, parts = packed
+        split(state, old, [new.format(part) for part in parts])
+    result = rename_vit(state, GRID).state
+    assert result.keys() == expected.keys()
+    assert all(value.equal(expected[name]) for name, value in result.items())
 
 
 @pytest.mark.parametrize('variant', ['linear', 'neumann'])
