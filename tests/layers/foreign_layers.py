@@ -62,6 +62,21 @@ class MemEffAttention(nn.Module):
         return self.proj_drop(self.proj(x))
 
 
+class DividingAttention(nn.Module):
+    """As many write it themselves."""
+
+    def __init__(self, dim, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.scale = (dim // heads) ** 0.5
+        self.qkv = nn.Linear(dim, dim * 3)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.proj(attend(q, k, v, self.heads, 1 / self.scale)[0])
+
+
 class LayerScale(nn.Module):
     def __init__(self, dim):
         super().__init__()
@@ -376,6 +391,21 @@ class LocalAttention(Attention):
         q, k, v = self.qkv(x).chunk(3, -1)
         scale = 1.001 / math.sqrt(self.head_dim)
         return self.proj(attend(q, k, v, self.num_heads, scale)[0])
+
+
+class TalkativeAttention(ViTAttention):
+    """Weights come along whether asked for or not."""
+
+    def forward(self, hidden_states, output_attentions=False):
+        out, weights = self.attention(hidden_states)
+        return self.output(out, hidden_states), weights
+
+
+class PooledAttention(Attention):
+    """One token for all."""
+
+    def forward(self, x):
+        return super().forward(x).mean(1)
 
 
 class NestAttention(Attention):

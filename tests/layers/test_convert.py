@@ -275,6 +275,7 @@ ENCODERS = [
 ]
 
 
+@pytest.mark.filterwarnings('ignore:The PyTorch API of nested tensors')
 @pytest.mark.parametrize('cfg', ENCODERS)
 @pytest.mark.parametrize('norm_first', [False, True])
 def test_encoder_of_pytorch_takes_no_fast_path(cfg, norm_first, monkeypatch):
@@ -321,6 +322,7 @@ def test_encoder_of_pytorch_takes_no_fast_path(cfg, norm_first, monkeypatch):
         encoder(x, mask=nn.Transformer.generate_square_subsequent_mask(6))
 
 
+@pytest.mark.filterwarnings('ignore:"residual" is deprecated')
 def test_mmcv_with_positions_masks_and_its_own_layers():
     """Every argument of the call, to 1e-6."""
     torch.manual_seed(0)
@@ -447,6 +449,8 @@ REFUSED = {
     'is not softmax attention of its weights': foreign.SecretAttention,
     'not softmax attention of its weights': foreign.LocalAttention,
     'cannot be tried on tokens: ValueError': foreign.NestAttention,
+    'answers with a tuple of another kind': foreign.TalkativeAttention,
+    'forward turns (1, 6, 16) into (1, 16)': foreign.PooledAttention,
 }
 
 
@@ -574,6 +578,21 @@ def test_what_cannot_be_copied_exactly_is_skipped(reason):
     (row,) = report.skipped
     assert reason in row.reason
     assert model[0] is layer
+
+
+def test_other_names_for_heads_and_a_scale_that_divides():
+    model = Model(foreign.DividingAttention(WIDTH))
+    x = torch.randn(2, 5, WIDTH)
+    expected = model(x)
+    convert(model, 'softmax')
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_projection_that_starts_at_zero():
+    layer = foreign.Attention(WIDTH)
+    nn.init.zeros_(layer.proj.weight)
+    nn.init.zeros_(layer.proj.bias)
+    assert convert(Model(layer)).converted
 
 
 def test_weights_of_two_layers_stay_shared():

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from ..attention import InfSAAttention
 from .adapters import Adapter
-from .parts import Parts, Refused, children, has_hooks, tokens_for
+from .parts import Parts, Refused, children, has_hooks
 from .refusals import looks_like_attention, why_refused
 from .report import ConversionReport, Converted, Note, Skipped
 from .sources import take_apart
+from .trial import try_out
 
 __all__ = ['ConversionReport', 'Converted', 'Note', 'Skipped', 'convert']
 
@@ -229,40 +230,8 @@ def _check(
             'keys come from a smaller grid, and several hops need as many '
             'queries as keys'
         )
-    if parts.probe is None or parts.q[0].is_meta:
-        return
-    twin = _replace(module, parts, 'softmax', {})
-    modes = {child: child.training for child in module.modules()}
-    tokens = tokens_for(parts)
-    arguments = parts.probe(tokens)
-    try:
-        with torch.no_grad():
-            mine = _tensor(twin.eval()(*arguments))
-            theirs = _tensor(module.eval()(*arguments))
-    except Exception as error:
-        text = (str(error).strip().splitlines() or [''])[0]
-        raise Refused(
-            'its forward cannot be tried on tokens: '
-            f'{type(error).__name__}: {text}'
-        ) from error
-    finally:
-        for child, mode in modes.items():
-            child.training = mode
-    # A few roundings; accelerators may round products to ten bits.
-    exact = 1e-5 if tokens.device.type == 'cpu' else 5e-3
-    tolerance = max(exact, 10 * torch.finfo(tokens.dtype).eps)
-    # Zeros where the output projection still is zero, as some start.
-    size = theirs.abs().max().clamp(min=torch.finfo(theirs.dtype).tiny)
-    gap = float((mine - theirs).abs().max() / size)
-    if not gap <= tolerance:
-        raise Refused(
-            'its forward is not softmax attention of its weights, but '
-            f'differs by {gap:.1e} of the output'
-        )
-
-
-def _tensor(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
+    if parts.probe is not None and not parts.q[0].is_meta:
+        try_out(module, _replace(module, parts, 'softmax', {}), parts)
 
 
 def _replace(

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 
-import torch
 from torch import Tensor, nn
 
 from ..attention import InfSAAttention
@@ -150,7 +149,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 def count_heads(module: nn.Module, width: int) -> int:
     """The heads of a layer whose scores are scaled as usual."""
-    for name in ('num_heads', 'num_attention_heads'):
+    for name in ('num_heads', 'num_attention_heads', 'heads', 'n_heads'):
         heads = getattr(module, name, None)
         if isinstance(heads, int) and heads > 0:
             break
@@ -158,8 +157,10 @@ def count_heads(module: nn.Module, width: int) -> int:
         raise Refused('says nowhere how many heads it has')
     scale = getattr(module, 'scale', getattr(module, 'scaling', None))
     usual = math.sqrt(heads / width)
-    if isinstance(scale, float) and not math.isclose(
-        scale, usual, rel_tol=1e-6
+    # Some multiply, some divide.
+    if isinstance(scale, float) and not any(
+        math.isclose(scale, known, rel_tol=1e-6)
+        for known in (usual, 1 / usual)
     ):
         raise Refused(
             f'scores are scaled by {scale:.4g}, not by {usual:.4g}, one over '
@@ -191,22 +192,3 @@ def find_reduction(
         children.get(norm),
         (2 * int(ratio), 3 * int(ratio)),
     )
-
-
-def tokens_for(parts: Parts) -> Tensor:
-    """Tokens (1, N, C) under which the attention weights are far from equal.
-
-    Fresh weights are so small that any scores would look alike.
-    """
-    weight = parts.q[0]
-    generator = torch.Generator().manual_seed(0)
-    rows, columns = parts.grid
-    x = torch.randn(
-        1, rows * columns, weight.shape[1], generator=generator
-    ).to(weight.device, torch.float32)
-    q, k = (x @ pair[0].detach().float().mT for pair in (parts.q, parts.k))
-    head = weight.shape[1] // parts.num_heads
-    scores = (q * k).view(*q.shape[:2], -1, head).sum(-1) / math.sqrt(head)
-    spread = float(scores.abs().mean())
-    factor = min(max(math.sqrt(2 / max(spread, 1e-12)), 0.1), 1e3)
-    return (x * factor).to(weight.dtype)
