@@ -1,115 +1,17 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-"""Weights of other projects' Vision Transformers under InfViT's names.
+"""Weights of other projects' Vision Transformers for InfViT.
 
 What an entry is, its name decides; numbers of entries are only checked.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
-# Names under which whole models are wrapped, or hold their transformer.
-WRAPPERS = frozenset({'module', 'model', 'backbone', 'vit', 'deit', 'dinov2'})
-
-# timm, DeiT, DINO and DINOv2 (whose blocks may come in chunks), torchvision,
-# mmsegmentation and mmpretrain, Hugging Face's transformers, and the
-# reference package of InfSA.
-_LAYER = re.compile(
-    r'(?:encoder\.)?(?:blocks|layers|layer)\.'
-    r'(?:\d+\.(?=\d+\.))?(?:encoder_layer_)?(\d+)\.(.+)'
-)
-
-_IN_LAYER = {
-    'attn.norm': ('norm1', 'ln1', 'ln_1', 'layernorm_before'),
-    'ffn.norm': ('norm2', 'ln2', 'ln_2', 'layernorm_after'),
-    'attn.op.qkv': ('attn.qkv',),
-    'attn.op.q_proj': (
-        *('attn.q_proj', 'self_attention.q_proj'),
-        'attention.attention.query',
-    ),
-    'attn.op.k_proj': (
-        *('attn.k_proj', 'self_attention.k_proj'),
-        'attention.attention.key',
-    ),
-    'attn.op.v_proj': (
-        *('attn.v_proj', 'self_attention.v_proj'),
-        'attention.attention.value',
-    ),
-    'attn.op.out_proj': (
-        *('attn.proj', 'attn.out_proj', 'attn.attn.out_proj'),
-        *('self_attention.out_proj', 'attention.output.dense'),
-    ),
-    'ffn.op.fc1': (
-        *('mlp.fc1', 'mlp.0', 'mlp.linear_1', 'ffn.layers.0.0', 'ff.0'),
-        'intermediate.dense',
-    ),
-    'ffn.op.fc2': (
-        *('mlp.fc2', 'mlp.3', 'mlp.linear_2', 'ffn.layers.1', 'ff.3'),
-        'output.dense',
-    ),
-}
-_ALONE_IN_LAYER = {
-    'attn.op.qkv.weight': (
-        *('attn.attn.in_proj_weight', 'self_attention.in_proj_weight'),
-    ),
-    'attn.op.qkv.bias': (
-        *('attn.attn.in_proj_bias', 'self_attention.in_proj_bias'),
-    ),
-    'attn.op.rho_logit': ('attn.rho_logit', 'self_attention.rho_logit'),
-    # Scales of a branch, which its last projection can take up.
-    'attn.op.out_proj.scale': (
-        *('ls1.gamma', 'gamma_1', 'attn.gamma1.weight'),
-        'layer_scale1.lambda1',
-    ),
-    'ffn.op.fc2.scale': (
-        *('ls2.gamma', 'gamma_2', 'ffn.gamma2.weight', 'layer_scale2.lambda1'),
-    ),
-}
-_OUTSIDE = {
-    'patch_embed.projection': (
-        *('patch_embed.proj', 'patch_embed.projection', 'patch_embed'),
-        *('conv_proj', 'embeddings.patch_embeddings.projection'),
-    ),
-    'norm': ('norm', 'ln1', 'encoder.ln', 'encoder.norm', 'layernorm'),
-}
-_POSITIONS = (
-    *('pos_embed', 'encoder.pos_embedding', 'embeddings.position_embeddings'),
-)
-_TOKENS = {
-    'class': ('cls_token', 'class_token', 'embeddings.cls_token'),
-    'distillation': ('dist_token', 'embeddings.distillation_token'),
-    'register': ('reg_token', 'register_tokens', 'embeddings.register_tokens'),
-}
-_REFUSED = {
-    'relative positions': r'relative_position|rel_pos',
-    'rotary positions': r'(^|[._])rope|rotary|periods$',
-    'registers': r'(^|\.)(reg_token|register_tokens)$',
-    'normalised queries and keys': r'attn\.(q_norm|k_norm)\.',
-    'a gated MLP': r'mlp\.(w12|w3|fc1_g|fc1_x|weights_in)\.',
-    'a normalisation before the layers': (
-        r'^(norm_pre|pre_norm|pre_ln|ln_pre|patch_embed\.norm)\.'
-    ),
-    'a convolutional stem': r'^(conv_proj\.conv|patch_embed\.backbone)',
-}
-
-
-def _by_name(table: Mapping[str, Iterable[str]], parts: bool) -> dict:
-    """A table from their names to ours, of modules or of single entries."""
-    endings = ('.weight', '.bias') if parts else ('',)
-    return {
-        theirs + end: ours + end
-        for ours, names in table.items()
-        for theirs in names
-        for end in endings
-    }
-
-
-_LAYER_NAMES = _by_name(_IN_LAYER, True) | _by_name(_ALONE_IN_LAYER, False)
-_OUTSIDE_NAMES = _by_name(_OUTSIDE, True)
-_TOKEN_NAMES = _by_name(_TOKENS, False)
+from .vit_names import POSITIONS, REFUSED, TOKENS, find_prefix, our_name
 
 
 class Shape(NamedTuple):
@@ -195,10 +97,10 @@ def rename_vit(
         ValueError: Nothing in it is known; it is a transformer of another
             kind, named in the text; or the grid is not known.
     """
-    prefix = _find_prefix(entries)
+    prefix = find_prefix(entries)
     names = [name for name in entries if name.startswith(prefix)]
     inner = {name.removeprefix(prefix): entries[name] for name in names}
-    for kind, pattern in _REFUSED.items():
+    for kind, pattern in REFUSED.items():
         found = [name for name in inner if re.search(pattern, name)]
         if found:
             raise ValueError(
@@ -210,17 +112,17 @@ def rename_vit(
     tokens: dict[str, int] = {}
     positions = None
     for name, value in inner.items():
-        ours = _our_name(name)
+        ours = our_name(name)
         if ours is not None:
             if ours in state:
                 raise ValueError(f'{name}: a second entry for {ours}')
             state[ours] = value
-        elif name in _POSITIONS:
+        elif name in POSITIONS:
             positions = value
         else:
             unexpected.append(prefix + name)
-            if name in _TOKEN_NAMES:
-                tokens[_TOKEN_NAMES[name]] = value.shape[1]
+            if name in TOKENS:
+                tokens[TOKENS[name]] = value.shape[1]
     weight = state.get('patch_embed.projection.weight')
     if weight is None or weight.dim() != 4:
         raise ValueError('has no projection of patches')
@@ -243,56 +145,6 @@ def rename_vit(
     return VitWeights(
         state, _shape(state), prefix, tuple(unexpected), tuple(notes)
     )
-
-
-def _find_prefix(entries: Mapping[str, Tensor]) -> str:
-    """The wrapper names under which most entries are known."""
-    prefixes = {''}
-    for name in entries:
-        prefix = ''
-        for part in name.split('.')[:-1]:
-            if part not in WRAPPERS:
-                break
-            prefix += part + '.'
-            prefixes.add(prefix)
-    counts = {
-        prefix: sum(
-            _is_known(name.removeprefix(prefix))
-            for name in entries
-            if name.startswith(prefix)
-        )
-        for prefix in sorted(prefixes, key=len)
-    }
-    best = max(counts, key=lambda prefix: counts[prefix])
-    if not counts[best]:
-        some = ', '.join(list(entries)[:3]) or 'nothing'
-        raise ValueError(
-            'nothing in it is known of a Vision Transformer of timm, '
-            'torchvision, mmsegmentation, mmpretrain, DINOv2, transformers '
-            f'or infsa; it has {some}'
-        )
-    return best
-
-
-def _is_known(name: str) -> bool:
-    match = _LAYER.fullmatch(name)
-    if match is not None:
-        return match[2] in _LAYER_NAMES
-    return name in _OUTSIDE_NAMES or name in _POSITIONS or name in _TOKEN_NAMES
-
-
-def _our_name(name: str) -> str | None:
-    """InfViT's name of an entry; None outside the layers if there is none."""
-    match = _LAYER.fullmatch(name)
-    if match is None:
-        return _OUTSIDE_NAMES.get(name)
-    index, rest = match.groups()
-    if rest not in _LAYER_NAMES:
-        raise ValueError(
-            f'has {name} in a layer, which InfViT lacks; the weights would '
-            'compute something else'
-        )
-    return f'layers.{int(index)}.{_LAYER_NAMES[rest]}'
 
 
 def _grid_of_positions(
