@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pprint import pformat
 from typing import Any
 
 import torch
@@ -59,9 +58,8 @@ class InfViTReport:
             if names:
                 lines.append(f'  {len(names)} {kind}: {_some(names)}')
         lines += [f'  {note}' for note in self.notes]
-        lines.append(
-            f'  backbone = {pformat(self.backbone, sort_dicts=False)}'
-        )
+        arguments = ', '.join(f'{k}={v!r}' for k, v in self.backbone.items())
+        lines.append(f'  backbone=dict({arguments})')
         return '\n'.join(lines)
 
 

@@ -652,7 +652,11 @@ def test_tool(files, monkeypatch, capsys):
     assert lines[2] == (
         '  class token left out with its position; InfViT has none'
     )
-    assert "'num_heads': 4" in text.out
+    assert lines[3] == (
+        "  backbone=dict(type='InfViT', img_size=(12, 20), patch_size=4, "
+        'in_channels=3, embed_dims=16, num_layers=2, mlp_ratio=2.0, '
+        'qkv_bias=True, final_norm=True, num_heads=4)'
+    )
     infvit_of(files[1])
     assert run(*files, '--grid', 3)[0] == 2
     assert run(*files, '--grid', 3, 5, '--img-size', 12, 20)[0] == 2
