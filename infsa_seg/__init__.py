@@ -12,5 +12,6 @@ from .version import __version__
 compat.apply()
 
 from . import datasets, engine, models  # noqa: E402
+from .layers.convert import convert  # noqa: E402
 
-__all__ = ['__version__', 'datasets', 'engine', 'models']
+__all__ = ['__version__', 'convert', 'datasets', 'engine', 'models']

@@ -85,7 +85,12 @@ LADDER = {
         theirs=('torch', 'numpy', 'cv2', 'PIL', 'rich', *OPENMMLAB),
     ),
     # The package itself: checks, repairs and registers.
-    '': Rung(ours=('compat', 'version', 'models', 'datasets', 'engine')),
+    '': Rung(
+        ours=(
+            *('compat', 'version', 'layers.convert'),
+            *('models', 'datasets', 'engine'),
+        )
+    ),
     # Arguments and exit status only.
     'tools': Rung(ours=('apis',)),
     # Questions about the operators themselves.
