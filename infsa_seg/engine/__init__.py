@@ -2,14 +2,34 @@
 """What training and testing need beside models and data."""
 
 from .files import AtomicBackend, atomic_path
-from .hooks import DeadHeadsHook, InputVisualizationHook, WeightsFitHook
+from .hooks import (
+    DeadHeadsHook,
+    DiscountsHook,
+    EMAHook,
+    InputVisualizationHook,
+    MetersHook,
+    NonFiniteError,
+    NonFiniteHook,
+    SafeCheckpointHook,
+    SetEpochHook,
+    WeightsFitHook,
+)
+from .log_processor import ShortLogProcessor
 from .zero_checkpoint import ZeroFolder, require_deepspeed
 from .zero_strategy import ZeroStrategy, leave_group
 
 __all__ = [
     'AtomicBackend',
     'DeadHeadsHook',
+    'DiscountsHook',
+    'EMAHook',
     'InputVisualizationHook',
+    'MetersHook',
+    'NonFiniteError',
+    'NonFiniteHook',
+    'SafeCheckpointHook',
+    'SetEpochHook',
+    'ShortLogProcessor',
     'WeightsFitHook',
     'ZeroFolder',
     'ZeroStrategy',
