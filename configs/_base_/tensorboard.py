@@ -1,8 +1,10 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-# After default_runtime.py in `_base_`; needs pip install tensorboard.
+# In place of default_runtime.py; needs pip install tensorboard.
 # tensorboard --logdir work_dirs
+_base_ = './default_runtime.py'
+
 vis_backends = [
     dict(type='LocalVisBackend'),
     dict(type='TensorboardVisBackend'),
 ]
-visualizer = dict(type='SegLocalVisualizer', vis_backends=vis_backends)
+visualizer = dict(vis_backends=vis_backends)

@@ -136,6 +136,7 @@ class SafeCheckpointHook(CheckpointHook):
             return
         if self.file_backend.isdir(path):
             gone = Path(path).with_name(f'.{Path(path).name}{_GONE}')
+            shutil.rmtree(gone, ignore_errors=True)
             Path(path).replace(gone)
             shutil.rmtree(gone, ignore_errors=True)
         elif self.file_backend.isfile(path):

@@ -33,6 +33,7 @@ class EMAHook(BaseEMAHook):
         **kwargs: As for mmengine's.
     """
 
+    _deepspeed = False
     _aside: list[Tensor] | None = None
 
     def before_run(self, runner: Runner) -> None:

@@ -1,0 +1,82 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""A training that takes no time, for tests of hooks."""
+
+import torch
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+from mmengine.structures import BaseDataElement
+from torch import nn
+
+
+class Toy(BaseModel):
+    """Two weights; what is in the input decides what becomes of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, inputs, data_samples=None, mode='loss'):
+        x = torch.stack(inputs)
+        if mode != 'loss':
+            return data_samples
+        # At 0 the root is finite and its slope is not.
+        return {
+            'loss_fit': (x[:, 0] * self.weight[0]).square().mean(),
+            'loss_root': (x[:, 1] * self.weight[1]).abs().sqrt().mean(),
+            'acc_seg': torch.tensor(torch.nan),
+        }
+
+
+class Samples(torch.utils.data.Dataset):
+    """Pairs of numbers, each with a name and a window."""
+
+    def __init__(self, pairs):
+        self.pairs = [torch.as_tensor(pair) for pair in pairs]
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def __getitem__(self, index):
+        meta = {
+            'img_path': f'image{index}.tif',
+            'window': (index, 16, 32, 64),
+        }
+        return {
+            'inputs': self.pairs[index],
+            'data_samples': BaseDataElement(metainfo=meta),
+        }
+
+
+def build_runner(work_dir, pairs, batch_size=1, **kwargs):
+    """A runner over the pairs in their order, once.
+
+    Args:
+        work_dir (Path): Where it writes.
+        pairs (list): What :class:`Samples` takes.
+        batch_size (int): Pairs in an iteration.
+        **kwargs: Of mmengine's runner, before what is here.
+    """
+    settings = {
+        'model': Toy(),
+        'train_dataloader': {
+            'dataset': Samples(pairs),
+            'sampler': {'type': 'DefaultSampler', 'shuffle': False},
+            'batch_size': batch_size,
+            'num_workers': 0,
+        },
+        'train_cfg': {
+            'type': 'IterBasedTrainLoop',
+            'max_iters': len(pairs) // batch_size,
+        },
+        'optim_wrapper': {'optimizer': {'type': 'AdamW', 'lr': 0.1}},
+        'log_processor': {'by_epoch': False},
+        'default_hooks': {
+            'logger': {'type': 'LoggerHook', 'interval': 1},
+            'checkpoint': None,
+        },
+        'experiment_name': work_dir.name,
+        'default_scope': 'mmseg',
+        'log_level': 'ERROR',
+        **kwargs,
+    }
+    return Runner(work_dir=str(work_dir), **settings)
