@@ -7,46 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mmengine.evaluator import BaseMetric
 from mmengine.fileio import LocalBackend
 from mmengine.runner import find_latest_checkpoint
-from mmseg.registry import METRICS
 
 from infsa_seg.engine import SafeCheckpointHook
 
-from .toy import build_runner
+from .toy import build_runner, validation
 
 GOOD = (1.0, 1.0)
-
-
-@METRICS.register_module()
-class ToyScore(BaseMetric):
-    """Scores that a list gives, one for each validation."""
-
-    def __init__(self, scores):
-        super().__init__()
-        self.scores = list(scores)
-
-    def process(self, data_batch, data_samples):
-        self.results.append(0)
-
-    def compute_metrics(self, results):
-        score = self.scores.pop(0)
-        return {'mIoU': score, 'mAcc': -score}
 
 
 def prepare(work_dir, scores=(), steps=4, hook='SafeCheckpointHook', **kwargs):
     settings = {}
     if scores:
         settings = {
-            'val_dataloader': {
-                'dataset': [{'inputs': torch.ones(2), 'data_samples': 0}],
-                'sampler': {'type': 'DefaultSampler', 'shuffle': False},
-                'batch_size': 1,
-                'num_workers': 0,
-            },
-            'val_cfg': {'type': 'ValLoop'},
-            'val_evaluator': {'type': 'ToyScore', 'scores': scores},
+            **validation(scores),
             'train_cfg': {
                 'type': 'IterBasedTrainLoop',
                 'max_iters': steps,
