@@ -35,6 +35,13 @@ def main() -> None:
         help="share the optimizer's state (1), gradients (2) and weights (3) "
         "between the processes with DeepSpeed's ZeRO; 0 shares nothing",
     )
+    parser.add_argument(
+        '--spatial-parallel-size',
+        type=cli.positive,
+        metavar='P',
+        help='share every image between P processes, a band of its rows on '
+        'each; needs DeepSpeed',
+    )
     train(**cli.parse_run_arguments(parser))
 
 

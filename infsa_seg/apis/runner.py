@@ -32,6 +32,7 @@ def train(
     cfg_options: dict[str, Any] | None = None,
     launcher: str = 'none',
     zero_stage: int | None = None,
+    spatial_parallel_size: int | None = None,
 ) -> nn.Module:
     """Train a segmentor.
 
@@ -46,6 +47,8 @@ def train(
         launcher (str): ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
         zero_stage (int, optional): Train with DeepSpeed's ZeRO, stage 0 to
             3, whatever stage the config's ``strategy`` has.
+        spatial_parallel_size (int, optional): Processes that share an image,
+            a band of its rows on each; DeepSpeed joins them.
 
     Returns:
         nn.Module: The trained segmentor. What ZeRO stage 3 has divided stays
@@ -58,7 +61,13 @@ def train(
     """
     cfg = _prepare(config, work_dir, cfg_options, launcher)
     if zero_stage is not None:
-        _enable_zero(cfg, zero_stage)
+        _enable_zero(cfg, '--zero-stage', stage=zero_stage)
+    if spatial_parallel_size is not None:
+        _enable_zero(
+            cfg,
+            '--spatial-parallel-size',
+            spatial_parallel_size=spatial_parallel_size,
+        )
     if amp and _uses_zero(cfg):
         raise ValueError(
             '--amp: with ZeRO say --cfg-options strategy.bf16.enabled=True, '
@@ -180,19 +189,21 @@ def _uses_zero(cfg: Config) -> bool:
     return bool(strategy) and strategy.get('type', ZERO) == ZERO
 
 
-def _enable_zero(cfg: Config, stage: int) -> None:
+def _enable_zero(cfg: Config, option: str, **settings: int) -> None:
     cfg.setdefault('strategy', dict(type=ZERO))
     if not _uses_zero(cfg):
         raise ValueError(
-            f'--zero-stage: the config has the strategy {cfg.strategy.type}, '
-            f'not {ZERO}'
+            f'{option}: the config has the strategy {cfg.strategy.type}, not '
+            f'{ZERO}'
         )
-    cfg.strategy.stage = stage
+    cfg.strategy.update(settings)
 
 
 def _train_with_zero(cfg: Config) -> nn.Module:
     require_deepspeed()
     cfg.strategy.type = ZERO
+    if cfg.strategy.get('spatial_parallel_size', 1) > 1:
+        _seed_iterations(cfg)
     if cfg.get('load_from') and cfg.get('resume'):
         ZeroFolder(cfg.load_from)
     elif cfg.get('load_from'):
@@ -207,6 +218,17 @@ def _train_with_zero(cfg: Config) -> nn.Module:
         if not joined:
             leave_group()
     return model.module
+
+
+def _seed_iterations(cfg: Config) -> None:
+    """Let the processes that share an image make the same choices."""
+    kind = cfg.train_cfg.get('type', 'IterBasedTrainLoop')
+    if kind not in ('IterBasedTrainLoop', 'SeededTrainLoop'):
+        raise ValueError(
+            f'spatial_parallel_size: does not go with train_cfg {kind}; use '
+            "dict(type='SeededTrainLoop', max_iters=...)"
+        )
+    cfg.train_cfg.type = 'SeededTrainLoop'
 
 
 def _check_weights(cfg: Config) -> None:

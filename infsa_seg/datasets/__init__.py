@@ -6,16 +6,22 @@ from .checked import CheckedSegDataset
 from .large_rasters import LargeRasters
 from .scene_reader import SceneReader
 from .scenes import Scene
+from .seeded import CropShare, Draw, SeededDataset, SeededSampler
 from .synthetic_scenes import LoadSyntheticScene, SyntheticScenes
-from .transforms import LoadWindow
+from .transforms import DrawFlip, LoadWindow
 
 __all__ = [
     'CamVidDataset',
     'CheckedSegDataset',
+    'CropShare',
+    'Draw',
+    'DrawFlip',
     'LargeRasters',
     'LoadSyntheticScene',
     'LoadWindow',
     'Scene',
     'SceneReader',
+    'SeededDataset',
+    'SeededSampler',
     'SyntheticScenes',
 ]

@@ -70,6 +70,9 @@ class LargeRasters(CheckedSegDataset):
             channel. On access: a mask has values that are no class.
     """
 
+    # What LoadWindow is told of a draw.
+    passes_share = True
+
     def __init__(
         self,
         window: int | tuple[int, int] = 4096,
@@ -164,6 +167,7 @@ class LargeRasters(CheckedSegDataset):
         Args:
             idx (int): Number of the window.
         """
+        share = getattr(idx, 'share', None)
         length = len(self)
         if not -length <= idx < length:
             raise IndexError(f'there are {length} windows, not {idx}')
@@ -178,6 +182,7 @@ class LargeRasters(CheckedSegDataset):
         info = super().get_data_info(raster)
         info['sample_idx'] = idx
         info['windows'] = windows
+        info['share'] = share
         info['reading'] = Reading(
             self._labels, self.channels, self.nodata, self.min_valid
         )

@@ -9,7 +9,10 @@ from mmcv.transforms import BaseTransform
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS, TRANSFORMS
 
+from infsa_seg.ops.rows import Rows
+
 from .scenes import PAINTERS, Scene
+from .seeded import CropShare
 
 
 @DATASETS.register_module()
@@ -41,6 +44,9 @@ class SyntheticScenes(BaseSegDataset):
         'classes': PAINTERS['scene'].CLASSES,
         'palette': PAINTERS['scene'].PALETTE,
     }
+
+    # What LoadSyntheticScene is told of a draw.
+    passes_share = True
 
     def __init__(
         self,
@@ -89,6 +95,12 @@ class SyntheticScenes(BaseSegDataset):
             for index in range(self.num_scenes)
         ]
 
+    def get_data_info(self, idx: int) -> dict[str, Any]:
+        """What :class:`LoadSyntheticScene` needs to know of a scene."""
+        info = super().get_data_info(idx)
+        info['share'] = getattr(idx, 'share', None)
+        return info
+
 
 @TRANSFORMS.register_module()
 class LoadSyntheticScene(BaseTransform):
@@ -97,6 +109,7 @@ class LoadSyntheticScene(BaseTransform):
     Required Keys:
 
     - scene (:class:`Scene`)
+    - share (:class:`CropShare`, optional): Of the rows, draw only these.
 
     Modified Keys:
 
@@ -113,6 +126,9 @@ class LoadSyntheticScene(BaseTransform):
             the cue. Defaults to None, the whole scene.
     """
 
+    # It can draw a part of what it would draw.
+    reads_share = True
+
     def __init__(self, crop_size: tuple[int, int] | None = None) -> None:
         self.crop_size = crop_size
 
@@ -123,17 +139,21 @@ class LoadSyntheticScene(BaseTransform):
             ValueError: ``crop_size`` is larger than the scene.
         """
         scene = results['scene']
-        rgb, label = scene.read(*self._draw_window(scene))
+        row, col, height, width = self._draw_window(scene)
+        share: CropShare | None = results.pop('share', None)
+        rows = Rows(0, height)
+        if share is not None:
+            rows, height = share.to_read(height), share.within(height).num_rows
+        rgb, label = scene.read(row + rows.start, col, rows.num_rows, width)
         results['img'] = np.ascontiguousarray(rgb[..., ::-1])
-        results['img_shape'] = label.shape
-        results['ori_shape'] = label.shape
+        results['img_shape'] = results['ori_shape'] = height, width
         results['gt_seg_map'] = label
         results['seg_fields'].append('gt_seg_map')
         return results
 
     def _draw_window(self, scene: Scene) -> tuple[int, ...]:
         if self.crop_size is None:
-            return ()
+            return 0, 0, *scene.size
         spare = np.subtract(scene.size, self.crop_size)
         if spare.min() < 0:
             raise ValueError(

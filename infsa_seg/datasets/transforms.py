@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mmcv
 import numpy as np
-from mmcv.transforms import BaseTransform
+from mmcv.transforms import BaseTransform, RandomFlip
 from mmseg.registry import TRANSFORMS
 
 from infsa_seg.raster import RasterReader, Window, open_raster
+
+from .seeded import CropShare
 
 # Of a mask: numbers of entries of a table take eight times its bytes.
 _ROWS_AT_ONCE = 128
@@ -152,6 +155,20 @@ class OpenRasters:
 
 
 @TRANSFORMS.register_module()
+class DrawFlip(RandomFlip):
+    """mmcv's ``RandomFlip``, done by :class:`LoadWindow` after it.
+
+    Which rows of a raster a process needs depends on how they will lie.
+
+    Args:
+        *args, **kwargs: As for ``RandomFlip``.
+    """
+
+    def _flip(self, results: dict[str, Any]) -> None:
+        """Leave that to the loading."""
+
+
+@TRANSFORMS.register_module()
 class LoadWindow(BaseTransform):
     """Read a window that :class:`LargeRasters` gives, image and labels.
 
@@ -166,6 +183,10 @@ class LoadWindow(BaseTransform):
     - windows (list[Window]): The first that is valid enough is taken, else
       the best.
     - reading (:class:`Reading`)
+    - flip_direction (str, optional): Of :class:`DrawFlip`; it is turned so.
+    - share (:class:`CropShare`, optional): The rows of what comes out that
+      are wanted. Only these are read; where ``min_valid`` is set, the
+      validity of all is.
 
     Modified Keys:
 
@@ -181,6 +202,9 @@ class LoadWindow(BaseTransform):
         max_open (int): Files that each process keeps open.
     """
 
+    # It can read a part of what it would read.
+    reads_share = True
+
     def __init__(self, max_open: int = 16) -> None:
         self.rasters = OpenRasters(max_open)
 
@@ -193,14 +217,18 @@ class LoadWindow(BaseTransform):
         """
         reading: Reading = results.pop('reading')
         image = self.rasters.get(results['img_path'], nodata=reading.nodata)
-        window, pixels, valid = _choose(
-            image, results.pop('windows'), reading.min_valid
-        )
+        window = _choose(image, results.pop('windows'), reading.min_valid)
+        results['window'] = window
+        flip = results.get('flip_direction')
+        share: CropShare | None = results.pop('share', None)
+        num_rows = window.height
+        if share is not None:
+            num_rows = share.within(window.height).num_rows
+            window = _take_share(window, share, flip)
+        pixels, valid = image.read(window), image.read_valid(window)
         results['img'] = as_loaded(pixels, reading.channels)
         if valid is not None:
             results['img'][~valid] = 0
-        results['img_shape'] = results['ori_shape'] = window[2:]
-        results['window'] = window
         if results.get('seg_map_path') is not None:
             labels = self._read_labels(
                 results['seg_map_path'], window, reading.labels
@@ -209,6 +237,10 @@ class LoadWindow(BaseTransform):
                 labels[~valid] = reading.labels.ignore_index
             results['gt_seg_map'] = labels
             results['seg_fields'].append('gt_seg_map')
+        if flip is not None:
+            for name in ('img', *results['seg_fields']):
+                results[name] = mmcv.imflip(results[name], flip)
+        results['img_shape'] = results['ori_shape'] = num_rows, window.width
         return results
 
     def _read_labels(
@@ -249,16 +281,25 @@ def as_loaded(
 
 def _choose(
     reader: RasterReader, windows: Sequence[Window], min_valid: float
-) -> tuple[Window, np.ndarray, np.ndarray | None]:
-    """The first window that is valid enough, else the best, and its pixels."""
-    chosen, most = None, -1.0
+) -> Window:
+    """The first window that is valid enough, else the best."""
+    if min_valid <= 0:
+        return windows[0]
+    chosen, most = windows[0], -1.0
     for window in windows:
-        pixels, valid = reader.read(window), reader.read_valid(window)
-        share = 1.0 if valid is None else float(valid.mean())
-        if share > most:
-            chosen, most = (window, pixels, valid), share
-        if share >= min_valid:
+        valid = reader.read_valid(window)
+        part = 1.0 if valid is None else float(valid.mean())
+        if part > most:
+            chosen, most = window, part
+        if part >= min_valid:
             break
-    if chosen is None:
-        raise ValueError('there is no window to read')
     return chosen
+
+
+def _take_share(window: Window, share: CropShare, flip: str | None) -> Window:
+    """The rows of a raster that become the share of its flipped window."""
+    rows = share.to_read(window.height)
+    start = rows.start
+    if flip in ('vertical', 'diagonal'):
+        start = window.height - rows.stop
+    return Window(window.row + start, window.col, rows.num_rows, window.width)

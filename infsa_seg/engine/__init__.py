@@ -15,6 +15,7 @@ from .hooks import (
     WeightsFitHook,
 )
 from .log_processor import ShortLogProcessor
+from .train_loop import SeededTrainLoop
 from .zero_checkpoint import ZeroFolder, require_deepspeed
 from .zero_strategy import ZeroStrategy, leave_group
 
@@ -28,6 +29,7 @@ __all__ = [
     'NonFiniteError',
     'NonFiniteHook',
     'SafeCheckpointHook',
+    'SeededTrainLoop',
     'SetEpochHook',
     'ShortLogProcessor',
     'WeightsFitHook',

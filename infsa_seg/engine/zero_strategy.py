@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from infsa_seg import compat
+from infsa_seg.execution import ParallelDims, SpatialParallel
 from infsa_seg.layers.protocol import GlobalOp
 from infsa_seg.models.utils import load_pretrained
 
@@ -62,6 +63,10 @@ class ZeroStrategy(DeepSpeedStrategy):
             read before the model is divided, in full precision.
         config (str | dict, optional): DeepSpeed's own configuration, or the
             JSON file that holds it.
+        spatial_parallel_size (int): Processes, neighbours in rank, that train
+            on one image, a band of its rows on each. Optimizer's state,
+            gradients and weights are divided between all processes. Needs a
+            ``BandEncoderDecoder`` and the ``SeededTrainLoop``. Defaults to 1.
         **kwargs: As for mmengine's ``DeepSpeedStrategy``:
             ``zero_optimization``, ``bf16``, ``fp16``, ``gradient_clipping``,
             ``gradient_accumulation_steps`` and others.
@@ -69,7 +74,11 @@ class ZeroStrategy(DeepSpeedStrategy):
     Raises:
         ImportError: DeepSpeed is not installed.
         ValueError: A setting that would be without effect, or two that
-            contradict each other.
+            contradict each other; or ``spatial_parallel_size`` does not
+            divide the number of processes.
+
+    Attributes:
+        dims (ParallelDims): How the processes are shared out.
     """
 
     def __init__(
@@ -78,9 +87,12 @@ class ZeroStrategy(DeepSpeedStrategy):
         stage: int | None = None,
         load_from: str | None = None,
         config: str | dict | None = None,
+        spatial_parallel_size: int = 1,
         **kwargs,
     ) -> None:
         require_deepspeed()
+        # The base joins the other processes before it returns.
+        self._spatial_size = spatial_parallel_size
         compat.tame_deepspeed()
         config = _plain(self._parse_config(config))
         # What is filled in below must not look as if the user had set it.
@@ -113,6 +125,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         if launcher == 'none' and not is_distributed():
             self._start_alone()
         super()._setup_env(launcher=launcher, **kwargs)
+        self.dims = ParallelDims(self.world_size, self._spatial_size)
 
     def _start_alone(self) -> None:
         """A group of one process; it needs no port."""
@@ -228,6 +241,14 @@ class ZeroStrategy(DeepSpeedStrategy):
                 return dtype
         return None
 
+    def _scale_lr(self) -> None:
+        scale: dict | None = self._auto_scale_lr  # type: ignore[has-type]
+        if scale and 'base_batch_size' in scale:
+            # The base takes every process for one with a batch of its own.
+            base = scale['base_batch_size'] * self.dims.spatial
+            self._auto_scale_lr = {**scale, 'base_batch_size': base}
+        super()._scale_lr()
+
     def _wrap_model(self, model: nn.Module) -> Any:
         import deepspeed
 
@@ -244,8 +265,9 @@ class ZeroStrategy(DeepSpeedStrategy):
                     'precision; instead of bf16 or fp16 set strategy.config='
                     "dict(torch_autocast=dict(enabled=True, dtype='bfloat16'))"
                 )
-            device = 'cuda' if torch.cuda.is_available() else 'cpu'
-            model.forward = torch.autocast(device, self.half)(model.forward)
+            model.forward = torch.autocast(_device(), self.half)(model.forward)
+        if trains and self.dims.spatial > 1:
+            self._share_images(model)
         wrapper = super()._wrap_model(model)
         if self.stage == 3:
             # Their projections are read without being called.
@@ -256,6 +278,22 @@ class ZeroStrategy(DeepSpeedStrategy):
                             module, parameter
                         )
         return wrapper
+
+    def _share_images(self, model: Any) -> None:
+        """Let every process train on a band.
+
+        All processes stay one data-parallel group to DeepSpeed, which divides
+        between all of them and averages over all of them. Its sequence groups
+        would sum instead, but not in stage 3, where ``reduce_scatter``
+        averages in them too (0.19.8), and they reduce in float32.
+        """
+        if not hasattr(model, 'share_images'):
+            raise ValueError(
+                f'spatial_parallel_size={self.dims.spatial}: a '
+                f'{type(model).__name__} cannot train on bands; use '
+                'BandEncoderDecoder'
+            )
+        model.share_images(SpatialParallel(self.dims.mesh(_device())))
 
     def load_checkpoint(self, filename: str, **kwargs) -> dict:
         """Load plain weights to test with.
@@ -335,6 +373,10 @@ def leave_group() -> None:
         from deepspeed.comm import destroy_process_group
 
         destroy_process_group()
+
+
+def _device() -> str:
+    return 'cuda' if torch.cuda.is_available() else 'cpu'
 
 
 def _backend() -> str:

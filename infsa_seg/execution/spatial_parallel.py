@@ -174,6 +174,18 @@ class SpatialParallel:
         route = find_route(bands, self.rank, n)
         return exchange_rows(x, route, self.group, self.traffic.halos)
 
+    def total(self, values: Tensor) -> Tensor:
+        """Add numbers up over the group, for a log; without a gradient."""
+        values = values.detach().clone()
+        if self.size > 1:
+            self.traffic.add_merge(values)
+            dist.all_reduce(values, group=self.group)
+        return values
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SpatialParallel:
+        # Copies of a model belong to the same processes.
+        return self
+
     def share_random_state(self, device: torch.device) -> None:
         """Let all ranks go on with the random numbers of the first.
 

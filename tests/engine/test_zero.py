@@ -6,13 +6,9 @@ than everything they do.
 """
 
 import copy
-import json
-import os
 import pickle
 import shutil
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +26,7 @@ from infsa_seg.engine.zero_checkpoint import save_zero
 from tests.apis.conftest import project, trained
 
 from . import zero_process
+from .processes import run_cases
 from .zero_process import OPTIMIZER, build
 
 __all__ = ['project', 'trained']
@@ -108,40 +105,13 @@ SAVED = [case['name'] for case in CASES if case.get('save')]
 
 @pytest.fixture(scope='session')
 def folder(tmp_path_factory):
-    """What two processes left behind."""
-    root = tmp_path_factory.mktemp('zero')
-    (root / 'cases.json').write_text(json.dumps(CASES))
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            *('-m', 'torch.distributed.run'),
-            *('--standalone', '--nproc_per_node=2'),
-            zero_process.__file__,
-            str(root),
-        ],
-        env=os.environ
-        | {
-            'PYTHONPATH': str(REPO),
-            'OMP_NUM_THREADS': '1',
-            'DS_ACCELERATOR': 'cpu',
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, _ = process.communicate(timeout=300)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, out[-4000:]
-    return root
+    """Where two processes leave their checkpoints."""
+    return tmp_path_factory.mktemp('zero')
 
 
 @pytest.fixture(scope='session')
 def results(folder):
-    return torch.load(folder / 'results.pt', weights_only=True)
+    return run_cases(zero_process, folder, CASES, 2)
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def share(batch):
     return {'inputs': batch[0][mine], 'data_samples': batch[1][mine]}
 
 
-def prepare(work_dir, model, strategy, optim_wrapper):
+def prepare(work_dir, model, strategy, optim_wrapper, batch_size=None):
     from infsa_seg.engine import ZeroStrategy
 
     strategy = ZeroStrategy(
@@ -95,7 +95,8 @@ def prepare(work_dir, model, strategy, optim_wrapper):
         dispatch_kwargs=dict(
             max_iters=8,
             max_epochs=1,
-            train_micro_batch_size_per_gpu=BATCH // get_world_size(),
+            train_micro_batch_size_per_gpu=batch_size
+            or BATCH // get_world_size(),
             init_weights_for_test_or_val=False,
         ),
     )

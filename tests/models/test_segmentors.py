@@ -1,6 +1,8 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """The segmentor of ours, beside mmsegmentation's."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from mmengine.config import ConfigDict
@@ -9,6 +11,7 @@ from mmseg.structures import SegDataSample
 from torch import nn
 
 from infsa_seg.models.utils import SegmentorNetwork
+from infsa_seg.ops import split_rows
 from tests.execution.networks import forward, segmentor
 
 KIND = 'BandEncoderDecoder'
@@ -146,3 +149,33 @@ def test_normalisation_over_space_is_refused():
     model.decode_head.align_corners = True
     with pytest.raises(ValueError, match='align_corners'):
         SegmentorNetwork(model)
+
+
+class TestBands:
+    """Training on one of the bands of an image."""
+
+    PARALLEL = SimpleNamespace(rows=lambda rows: split_rows(rows, 2)[1])
+
+    def test_padding_is_that_of_the_band(self):
+        model = segmentor(kind=KIND)
+        model.data_preprocessor.size = (60, 40)
+        model.share_images(self.PARALLEL)
+        # Four of eight rows of patches; the last patch is cut short.
+        assert model.data_preprocessor.size == (28, 40)
+
+    def test_crops_of_no_size(self):
+        with pytest.raises(ValueError, match=r'data_preprocessor\.size=\(hei'):
+            segmentor(kind=KIND).share_images(self.PARALLEL)
+
+    def test_an_auxiliary_head(self):
+        model = segmentor(
+            kind=KIND, auxiliary_head=head('FCNHead', num_convs=1)
+        )
+        model.data_preprocessor.size = (64, 64)
+        with pytest.raises(ValueError, match='auxiliary_head: a head of whol'):
+            model.share_images(self.PARALLEL)
+
+    def test_parts_that_cannot_run_in_bands(self):
+        model = segmentor(kind=KIND, attention='softmax')
+        with pytest.raises(ValueError, match='SoftmaxAttention'):
+            model.share_images(self.PARALLEL)

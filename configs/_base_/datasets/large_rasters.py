@@ -10,13 +10,14 @@ metainfo = dict(
     palette=[[96, 96, 96], [230, 80, 60]],
 )
 train_pipeline = [
-    dict(type='LoadWindow'),
-    # From above, no direction is special.
+    # From above, no direction is special. Drawn before the window is read,
+    # so that processes that share an image read their rows only.
     dict(
-        type='RandomFlip',
+        type='DrawFlip',
         prob=[0.25, 0.25, 0.25],
         direction=['horizontal', 'vertical', 'diagonal'],
     ),
+    dict(type='LoadWindow'),
     dict(type='PhotoMetricDistortion'),
     dict(type='PackSegInputs'),
 ]

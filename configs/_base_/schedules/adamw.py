@@ -17,7 +17,9 @@ optim_wrapper = dict(
     ),
 )
 
-train_cfg = dict(type='IterBasedTrainLoop')
+# An iteration is a function of the seed and its number, so that a resumed
+# training does what it would have done.
+train_cfg = dict(type='SeededTrainLoop')
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 

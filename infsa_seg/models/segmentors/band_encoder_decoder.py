@@ -8,29 +8,33 @@ from mmengine.structures import PixelData
 from mmseg.models.segmentors import EncoderDecoder
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
-from mmseg.utils import OptSampleList, SampleList
+from mmseg.utils import OptSampleList, SampleList, add_prefix
 from torch import Tensor
 from torch.nn import functional as F
 
 from infsa_seg.execution import (
+    Grid,
+    SpatialParallel,
     class_rows,
     run_bands,
 )
 
 from ..utils import SegmentorNetwork
+from .spatial import spatial_loss
 
 
 @MODELS.register_module()
 class BandEncoderDecoder(EncoderDecoder):
     """An ``EncoderDecoder`` that can pass an image through in bands.
 
-    It differs from its base in two things:
+    It differs from its base in three things:
 
     * ``test_cfg=dict(mode='stream', band_rows=16)`` tests an image in bands
       of so many token rows. The classes are those of ``mode='whole'``, but
       neither attention nor logits of the whole image are in memory, and a
       sample gets no ``seg_logits``. ``'whole'`` and ``'slide'`` stay what
       they are.
+    * After :meth:`share_images` it trains on bands, one on each process.
     * A side that is no multiple of the patch is padded, and the logits are
       resized to the padded size and cut. The base resizes them to the image,
       which squeezes them by up to a patch.
@@ -43,10 +47,46 @@ class BandEncoderDecoder(EncoderDecoder):
             bands.
     """
 
+    # Of the processes that share its training images; None where none do.
+    spatial_parallel: SpatialParallel | None = None
+
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         if self._streams:
             SegmentorNetwork(self)
+
+    def share_images(self, parallel: SpatialParallel) -> None:
+        """Train on a band of every image from now on.
+
+        ``loss`` then expects the rows of this process and gives the losses of
+        the whole images. The mean of the gradients over the group is theirs:
+        they are averaged over all processes, as if each had its own images.
+
+        Args:
+            parallel (SpatialParallel): The processes that share an image.
+
+        Raises:
+            ValueError: The size of the crops is not known or has too few rows
+                of tokens, or a part of the network cannot run in bands.
+        """
+        SegmentorNetwork(self)
+        if self.with_auxiliary_head:
+            raise ValueError(
+                'auxiliary_head: a head of whole images cannot train on '
+                'bands; set it to None'
+            )
+        size = self.data_preprocessor.size
+        if size is None:
+            raise ValueError(
+                'bands need crops of one size: say data_preprocessor.size='
+                '(height, width)'
+            )
+        height, width = size
+        grid = Grid(height, width, self.backbone.patch_size)
+        rows = grid.pixel_rows(parallel.rows(grid.rows))
+        self.spatial_parallel, self._crop_height = parallel, height
+        # It pads what it is given, a band.
+        self.data_preprocessor.size = rows.num_rows, width
 
     @property
     def _streams(self) -> bool:
@@ -66,10 +106,25 @@ class BandEncoderDecoder(EncoderDecoder):
 
     def loss(self, inputs: Tensor, data_samples: SampleList) -> dict:
         """Losses by name; padding is ignored."""
+        if self.spatial_parallel is not None:
+            return self._shared_loss(inputs, data_samples)
         padded = self._pad(inputs, 0)
         if padded.shape != inputs.shape:
             data_samples = [self._pad_labels(s) for s in data_samples]
         return super().loss(padded, data_samples)
+
+    def _shared_loss(self, inputs: Tensor, data_samples: SampleList) -> dict:
+        parallel = self.spatial_parallel
+        assert parallel is not None
+        label = torch.stack([s.gt_sem_seg.data[0] for s in data_samples])
+        shares = spatial_loss(self, inputs, label, self._crop_height, parallel)
+        names = [name for name in shares if 'loss' in name]
+        totals = parallel.total(torch.stack([shares[n] for n in names]))
+        for name, total in zip(names, totals, strict=True):
+            share = shares[name]
+            # Shares are to be summed, and those who train average.
+            shares[name] = total + parallel.size * (share - share.detach())
+        return add_prefix(shares, 'decode')
 
     def predict(
         self, inputs: Tensor, data_samples: OptSampleList = None

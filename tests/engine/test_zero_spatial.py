@@ -1,0 +1,149 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+"""Processes that share images under ZeRO against one plain process."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
+
+pytest.importorskip('deepspeed')
+
+from . import zero_spatial_process
+from .processes import run_cases
+from .zero_process import OPTIMIZER
+from .zero_spatial_process import STEPS, as_batch, build
+
+CLIP = {'clip_grad': {'max_norm': 0.02}}
+LINEAR = {'variant': 'linear'}
+LANDMARK = {'variant': 'neumann'}
+FEATURES = {'variant': 'neumann', 'graph': 'crelu', 'hops': 'inf'}
+
+
+def case(stage, **model):
+    return {
+        'name': ' '.join([f'stage {stage}', *map(str, model.values())]),
+        'strategy': {'stage': stage},
+        'model': model,
+    }
+
+
+# One list for each number of processes, and how many share an image.
+CASES = {
+    (2, 2): [
+        *(
+            case(stage, ffn=ffn, **attn)
+            for stage, ffn, attn in itertools.product(
+                range(4), ('mlp', 'dwconv'), (LINEAR, LANDMARK)
+            )
+        ),
+        case(2, **FEATURES),
+        case(3, **LINEAR, with_cp=True, drop_path_rate=0.5) | {'save': True},
+        case(2, **LANDMARK, drop_path_rate=0.3) | {'save': True},
+        *(
+            case(stage, **LANDMARK)
+            | {'name': f'clip {stage}', 'optim_wrapper': CLIP}
+            for stage in range(4)
+        ),
+    ],
+    (3, 3): [
+        *(
+            case(stage, ffn=ffn, **attn)
+            for stage, (ffn, attn) in enumerate(
+                itertools.product(('mlp', 'dwconv'), (LINEAR, LANDMARK))
+            )
+        ),
+        case(2, ffn='mlp', **FEATURES),
+    ],
+    (4, 2): [case(2, **LANDMARK), case(3, **LINEAR, with_cp=True)],
+}
+KEYS = [(key, c['name']) for key, cases in CASES.items() for c in cases]
+SAVED = [
+    (key, c['name'])
+    for key, cases in CASES.items()
+    for c in cases
+    if c.get('save')
+]
+
+
+@pytest.fixture(scope='session')
+def results(tmp_path_factory):
+    """What groups of processes measured."""
+    init_default_scope('mmseg')
+    return {
+        (processes, size): run_cases(
+            zero_spatial_process,
+            tmp_path_factory.mktemp(f'spatial-{processes}-{size}'),
+            cases,
+            processes,
+            str(size),
+        )
+        for (processes, size), cases in CASES.items()
+    }
+
+
+def plain(case):
+    """The same training in this process, by mmengine alone."""
+    model, batches = build(**case['model'])
+    cfg = {'optimizer': OPTIMIZER, **case.get('optim_wrapper', {})}
+    wrapper = build_optim_wrapper(model, copy.deepcopy(cfg))
+    scheduler = PARAM_SCHEDULERS.build(
+        dict(
+            type='LinearLR',
+            start_factor=0.5,
+            by_epoch=False,
+            end=5,
+            optimizer=wrapper,
+        )
+    )
+    model.train()
+    losses = []
+    for number, batch in enumerate(batches):
+        torch.manual_seed(number)
+        log = model.train_step(as_batch(*batch), wrapper)
+        scheduler.step()
+        losses.append(log['loss'].item())
+    return losses, model.state_dict()
+
+
+def measured(results, key, name):
+    result = results[key][name]
+    assert 'error' not in result, result.get('traceback')
+    return result
+
+
+@pytest.mark.parametrize(('key', 'name'), KEYS)
+def test_equals_one_plain_process(results, key, name):
+    result = measured(results, key, name)
+    (wanted,) = [c for c in CASES[key] if c['name'] == name]
+    losses, weights = plain(wanted)
+    assert len(losses) == STEPS
+    assert np.allclose(result['losses'], losses, rtol=0, atol=1e-5)
+    assert result['weights'].keys() == weights.keys()
+    for parameter, value in weights.items():
+        assert torch.allclose(
+            result['weights'][parameter], value, rtol=0, atol=1e-5
+        ), parameter
+
+
+@pytest.mark.parametrize(('key', 'name'), KEYS)
+def test_all_processes_share_what_is_divided(results, key, name):
+    assert measured(results, key, name)['divided'] == key[0]
+
+
+@pytest.mark.parametrize(('key', 'name'), SAVED)
+def test_goes_on_as_if_it_had_not_stopped(results, key, name):
+    result = measured(results, key, name)
+    assert result['resumed'] == result['losses'][3:]
+    for parameter, value in result['weights'].items():
+        assert torch.equal(result['resumed_weights'][parameter], value)
+
+
+def test_the_settings_make_a_difference(results):
+    """Or the comparisons above would hold without them."""
+    losses = [tuple(r['losses']) for r in results[2, 2].values()]
+    # Stages are all alike; clipping is too, until weights have moved.
+    assert len({np.round(loss, 4).tobytes() for loss in losses}) >= 7
