@@ -6,11 +6,6 @@ All cases run in one pair of processes, one after the other.
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +14,9 @@ import torch
 pytest.importorskip('deepspeed')
 
 from infsa_seg.engine import ZeroFolder
-from tests.apis.conftest import REPO
 
 from . import zero_hooks_process
+from .processes import run_cases
 
 GOOD = (1.0, 1.0)
 # Its loss is no number.
@@ -119,32 +114,7 @@ CASES = [
 def folder(tmp_path_factory):
     """What two processes left behind."""
     root = tmp_path_factory.mktemp('zero_hooks')
-    cases = root / 'cases.json'
-    cases.write_text(json.dumps(CASES))
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            *('-m', 'torch.distributed.run'),
-            *('--standalone', '--nproc_per_node=2'),
-            *(zero_hooks_process.__file__, str(root), str(cases)),
-        ],
-        env=os.environ
-        | {
-            'PYTHONPATH': str(REPO),
-            'OMP_NUM_THREADS': '1',
-            'DS_ACCELERATOR': 'cpu',
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, _ = process.communicate(timeout=300)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, out[-4000:]
+    run_cases(zero_hooks_process, root, CASES, 2)
     return root
 
 

@@ -27,7 +27,7 @@ class Toy(BaseModel):
                 4, 2, variant='linear', discount=discount
             )
 
-    def forward(self, inputs, data_samples=None, mode='loss'):
+    def forward(self, inputs, data_samples=None, mode='loss', **kwargs):
         x = torch.stack(inputs).to(self.weight.dtype)
         if mode != 'loss':
             return data_samples

@@ -1,8 +1,8 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """One of two processes that train with hooks; see test_zero_hooks.py.
 
-``python zero_hooks_process.py ROOT CASES`` trains the toy by each case of the
-JSON file and leaves ``NAME_RANK.json`` in ROOT.
+``python zero_hooks_process.py ROOT`` trains the toy by each case of
+``cases.json`` there and leaves what each rank found in ``NAME_RANK.json``.
 """
 
 import json
@@ -101,7 +101,8 @@ def run_case(root, case):
 
 
 def main():
-    root, cases = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+    root = Path(sys.argv[1])
+    cases = json.loads((root / 'cases.json').read_text())
     init_default_scope('mmseg')
     for case in cases:
         try:
@@ -113,6 +114,8 @@ def main():
             }
         path = root / f'{case["name"]}_{get_rank()}.json'
         path.write_text(json.dumps(result))
+    if get_rank() == 0:
+        torch.save({}, root / 'results.pt')
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

@@ -1,16 +1,20 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Shows in the log which attention heads found no positive score."""
 
+import torch
+from mmengine.dist import all_reduce
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from mmseg.registry import HOOKS
+
+from .common import spatial_parallel
 
 
 @HOOKS.register_module()
 class DeadHeadsHook(Hook):
     """Logs ``dead_heads``: how often a head fell back to the mean.
 
-    The attention layers count it in training, per image and head; see
+    That is on all ranks together, from the start of the process on. The attention layers count it in training, per image and head; see
     :class:`infsa_seg.layers.LinearInfSA`. A number that grows says that
     queries and keys have turned away from each other. It appears in the log
     once there is one.
@@ -38,6 +42,9 @@ class DeadHeadsHook(Hook):
             for module in runner.model.modules()
             if hasattr(module, 'num_dead')
         ]
-        total = int(sum(counts))
+        total = torch.tensor(int(sum(counts)))
+        all_reduce(total)
+        # Those who share an image have all found the same.
+        total = int(total) // getattr(spatial_parallel(runner), 'size', 1)
         if total:
             runner.message_hub.update_scalar('train/dead_heads', total)

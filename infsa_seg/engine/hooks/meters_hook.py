@@ -22,7 +22,7 @@ class MetersHook(Hook):
 
     * ``tokens_per_s``: tokens of all images (before they are padded to one
       size) over the time that ``IterTimerHook`` measured, loading included,
-      since the line before. Ranks that share an image count it once.
+      since the line before. Ranks that share an image have a band of it each.
     * ``memory``: MiB that the process has held at most, of the rank that
       held the most. On GPUs mmengine logs that of the device by this name.
     * ``merge_bytes``, ``halo_bytes``: what the busiest rank has sent of
@@ -72,9 +72,9 @@ class MetersHook(Hook):
         tokens = torch.tensor(float(self._tokens), dtype=torch.float64)
         all_reduce(tokens)
         if tokens:
-            total = tokens.item() / getattr(parallel, 'size', 1)
             hub.update_scalar(
-                'train/tokens_per_s', round(total / max(self._seconds, 1e-9))
+                'train/tokens_per_s',
+                round(tokens.item() / max(self._seconds, 1e-9)),
             )
         self._tokens, self._seconds = 0, 0.0
         traffic = getattr(parallel, 'traffic', None)
