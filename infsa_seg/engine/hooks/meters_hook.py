@@ -1,8 +1,9 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Shows in the log how fast training is, and what it takes."""
 
-import resource
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,5 +108,13 @@ def _count_tokens(runner: Runner, data_batch: Any) -> int:
 
 def _peak_bytes() -> int:
     """The most memory that this process has had, data workers not included."""
+    status = Path('/proc/self/status')
+    if status.exists():
+        found = re.search(r'VmHWM:\s+(\d+) kB', status.read_text())
+        if found:
+            return 1024 * int(found[1])
+    # Elsewhere; on Linux it begins with that of the process before.
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == 'darwin' else peak * 1024
+    return peak if sys.platform == 'darwin' else 1024 * peak
