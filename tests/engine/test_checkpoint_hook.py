@@ -92,7 +92,9 @@ def test_the_best_is_kept_until_a_better_one_is_there(tmp_path):
     )
     found = watched(runner)
     runner.train()
-    (at,) = (i for i, (n, *_) in enumerate(found) if n.endswith('U_iter_3.pth'))
+    (at,) = (
+        i for i, (n, *_) in enumerate(found) if n.endswith('U_iter_3.pth')
+    )
     assert found[at][1] == ['best_mIoU_iter_1.pth', 'iter_3.pth']
     # Saved again, with the best score, before the old best goes.
     assert found[at + 1][0] == 'iter_3.pth'
@@ -114,9 +116,7 @@ def test_auto_takes_the_first_score_and_goes_on(tmp_path):
     hook = {'save_best': 'auto', 'rule': 'greater', 'max_keep_ckpts': 1}
     prepare(tmp_path, (1.0, 0.5), 2, checkpoint=hook).train()
     assert saved(tmp_path) == ['best_mIoU_iter_1.pth', 'iter_2.pth']
-    runner = prepare(
-        tmp_path, (0.7, 3.0), 4, checkpoint=hook, resume=True
-    )
+    runner = prepare(tmp_path, (0.7, 3.0), 4, checkpoint=hook, resume=True)
     runner.train()
     assert saved(tmp_path) == ['best_mIoU_iter_4.pth', 'iter_4.pth']
 
@@ -166,9 +166,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
     assert process.exitcode == -signal.SIGKILL
     assert saved(tmp_path) == ['iter_2.pth']
     assert find_latest_checkpoint(tmp_path) == str(tmp_path / 'iter_2.pth')
-    runner = prepare(
-        tmp_path, checkpoint={'max_keep_ckpts': 1}, resume=True
-    )
+    runner = prepare(tmp_path, checkpoint={'max_keep_ckpts': 1}, resume=True)
     runner.train()
     assert runner.iter == 4
     assert saved(tmp_path) == ['iter_4.pth']

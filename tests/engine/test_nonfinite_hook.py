@@ -215,8 +215,9 @@ def test_the_tool_ends_with_one_line(project, tmp_path, capsys):
     }
     with pytest.raises(SystemExit) as end:
         cli.run(
-            lambda: train(project / 'tiny.py', str(tmp_path), False, False,
-                          options)
+            lambda: train(
+                project / 'tiny.py', str(tmp_path), False, False, options
+            )
         )
     assert end.value.code == 1
     line = capsys.readouterr().err.strip().splitlines()[-1]

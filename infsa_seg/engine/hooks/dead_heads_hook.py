@@ -14,10 +14,10 @@ from .common import spatial_parallel
 class DeadHeadsHook(Hook):
     """Logs ``dead_heads``: how often a head fell back to the mean.
 
-    That is on all ranks together, from the start of the process on. The attention layers count it in training, per image and head; see
-    :class:`infsa_seg.layers.LinearInfSA`. A number that grows says that
-    queries and keys have turned away from each other. It appears in the log
-    once there is one.
+    The attention layers count it in training, per image and head, from the
+    start of the process on; see :class:`infsa_seg.layers.LinearInfSA`. It is
+    that of all ranks together. A number that grows says that queries and keys
+    have turned away from each other. It appears in the log once there is one.
 
     Args:
         interval (int): Iterations between two readings, which wait for the

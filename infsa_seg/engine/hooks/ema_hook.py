@@ -86,9 +86,7 @@ class EMAHook(BaseEMAHook):
         values = list(itertools.chain(ours.parameters(), ours.buffers()))
         if self._aside is None:
             self._aside = [value.detach().clone() for value in values]
-            averages = itertools.chain(
-                average.parameters(), average.buffers()
-            )
+            averages = itertools.chain(average.parameters(), average.buffers())
         else:
             averages, self._aside = iter(self._aside), None
         with torch.no_grad():

@@ -183,7 +183,9 @@ def _is_finite(grads: Iterable[Tensor]) -> bool:
 
 def _name_batch(data_batch: Any) -> list[str]:
     samples = (
-        data_batch.get('data_samples') if isinstance(data_batch, dict) else None
+        data_batch.get('data_samples')
+        if isinstance(data_batch, dict)
+        else None
     )
     if not isinstance(samples, (list, tuple)):
         return []
