@@ -12,7 +12,8 @@ from mmseg.registry import DATASETS, MODELS
 from PIL import Image
 
 import infsa_seg
-from infsa_seg.apis import load_config
+from infsa_seg.apis import load_config, train
+from infsa_seg.engine import zero_checkpoint
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / 'README.md'
@@ -106,6 +107,28 @@ def test_one_training_step(name, size):
     for parameter_name, parameter in model.named_parameters():
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name
+
+
+def test_4k_without_deepspeed(tmp_path, monkeypatch):
+    """It is named as missing, with the way to do without."""
+    monkeypatch.setattr(zero_checkpoint, 'find_spec', lambda name: None)
+    small = {'size': (64, 64), 'patch': 4, 'num_scenes': 2}
+    options = {
+        'model.data_preprocessor.size': small['size'],
+        'train_dataloader.dataset': small,
+        'train_dataloader.num_workers': 0,
+        'train_dataloader.persistent_workers': False,
+        'val_dataloader': None,
+        'val_evaluator': None,
+        'val_cfg': None,
+        'train_cfg.max_iters': 1,
+    }
+    path = ROOT / 'configs' / 'infvit_seg_4k.py'
+    with pytest.raises(ImportError, match=r'DeepSpeed.*strategy=None'):
+        train(path, work_dir=str(tmp_path), cfg_options=options)
+    options['strategy'] = None
+    train(path, work_dir=str(tmp_path), cfg_options=options)
+    assert (tmp_path / 'iter_1.pth').is_file()
 
 
 def test_the_config_of_the_readme(tmp_path, monkeypatch):

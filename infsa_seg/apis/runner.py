@@ -60,6 +60,8 @@ def train(
         ValueError: One of them, or an option, is not usable.
     """
     cfg = _prepare(config, work_dir, cfg_options, launcher)
+    if 'strategy' in cfg and not cfg.strategy:
+        _disable_strategy(cfg)
     if zero_stage is not None:
         _enable_zero(cfg, '--zero-stage', stage=zero_stage)
     if spatial_parallel_size is not None:
@@ -130,8 +132,7 @@ def evaluate(
         _enable_tta(cfg)
     if _uses_zero(cfg):
         # Weights alone fit in one process.
-        del cfg['strategy']
-        cfg.pop('runner_type', None)
+        _disable_strategy(cfg)
     with _plain_weights(cfg):
         _check_weights(cfg)
         return _build_runner(cfg).test()
@@ -183,6 +184,11 @@ def _build_runner(cfg: Config) -> Runner:
     return Runner.from_cfg(cfg)
 
 
+def _disable_strategy(cfg: Config) -> None:
+    for name in ('strategy', 'runner_type'):
+        cfg.pop(name, None)
+
+
 def _uses_zero(cfg: Config) -> bool:
     strategy = cfg.get('strategy')
     # Options alone, from --cfg-options, are ours too.
@@ -200,7 +206,12 @@ def _enable_zero(cfg: Config, option: str, **settings: int) -> None:
 
 
 def _train_with_zero(cfg: Config) -> nn.Module:
-    require_deepspeed()
+    try:
+        require_deepspeed()
+    except ImportError as error:
+        raise ImportError(
+            f'{error}, or train without it: --cfg-options strategy=None'
+        ) from error
     cfg.strategy.type = ZERO
     if cfg.strategy.get('spatial_parallel_size', 1) > 1:
         _seed_iterations(cfg)

@@ -62,9 +62,8 @@ class ParallelDims:
                 raise ValueError(f'{name}={value} is less than 1')
         if self.data * self.spatial != self.world_size:
             raise ValueError(
-                f'data * spatial = {self.data} * {self.spatial} = '
-                f'{self.data * self.spatial} is not world_size='
-                f'{self.world_size}; choose a spatial that divides it'
+                f'{self.spatial} ranks are to share an image, but the job has '
+                f'{self.world_size}; choose a spatial size that divides it'
             )
 
     @property

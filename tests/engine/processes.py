@@ -21,15 +21,20 @@ CPU = {
 def run_cases(script, root, cases, num_processes, *args):
     """Run cases in a group of processes; what its first one measured."""
     (root / 'cases.json').write_text(json.dumps(cases))
+    run_tool(num_processes, script.__file__, str(root), *args)
+    return torch.load(root / 'results.pt', weights_only=True)
+
+
+def run_tool(num_processes, *command):
+    """Run a program in a group of processes; fail as it does."""
     process = subprocess.Popen(
         [
             sys.executable,
             *('-m', 'torch.distributed.run'),
             *('--standalone', f'--nproc_per_node={num_processes}'),
-            script.__file__,
-            str(root),
-            *args,
+            *command,
         ],
+        cwd=REPO,
         env=os.environ | CPU,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -42,4 +47,3 @@ def run_cases(script, root, cases, num_processes, *args):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, out[-4000:]
-    return torch.load(root / 'results.pt', weights_only=True)

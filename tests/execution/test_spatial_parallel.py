@@ -147,8 +147,8 @@ def test_parallel_dims():
     assert [dims.data_rank(r) for r in (0, 3, 4, 7)] == [0, 0, 1, 1]
     assert [dims.spatial_rank(r) for r in (0, 3, 4, 7)] == [0, 3, 0, 3]
     for world, spatial, words in (
-        (6, 4, r'1 \* 4 = 4 is not world_size=6'),
-        (2, 4, r'is not world_size=2'),
+        (6, 4, r'4 ranks are to share an image, but the job has 6'),
+        (2, 4, r'4 ranks are to share an image, but the job has 2'),
         (0, 1, 'world_size=0'),
         (4, 0, 'spatial=0'),
     ):
