@@ -4,8 +4,7 @@
 import re
 from typing import Any
 
-from mmengine.runner import LogProcessor
-from mmengine.runner import Runner
+from mmengine.runner import LogProcessor, Runner
 from mmseg.registry import LOG_PROCESSORS
 
 

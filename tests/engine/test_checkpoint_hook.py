@@ -92,9 +92,7 @@ def test_the_best_is_kept_until_a_better_one_is_there(tmp_path):
     )
     found = watched(runner)
     runner.train()
-    (at,) = (
-        i for i, (n, *_) in enumerate(found) if n.endswith('U_iter_3.pth')
-    )
+    at = [name for name, *_ in found].index('best_mIoU_iter_3.pth')
     assert found[at][1] == ['best_mIoU_iter_1.pth', 'iter_3.pth']
     # Saved again, with the best score, before the old best goes.
     assert found[at + 1][0] == 'iter_3.pth'

@@ -56,7 +56,7 @@ def test_one_line_says_what_where_and_from_where_to_go_on(
 ):
     pairs = [GOOD] * 8
     pairs[5] = pair
-    runner, message = run(tmp_path, pairs, batch_size=2, interval=1)
+    _, message = run(tmp_path, pairs, batch_size=2)
     assert message.startswith('iteration 3: ')
     assert what in message
     assert (

@@ -128,14 +128,11 @@ def read(folder, name):
 def test_all_ranks_stop_and_name_the_one_that_has_it(folder):
     results = read(folder, 'loss')
     last = folder / 'loss' / 'iter_2.pth'
-    assert (
-        results[0]['error']
-        == results[1]['error']
-        == (
-            'NonFiniteError: iteration 3: a loss is not finite: loss=nan, '
-            'loss_fit=nan with the batch of rank 1: image5.tif (32x64 at row 5, '
-            f'column 16); the last good checkpoint is {last}'
-        )
+    assert results[0]['error'] == results[1]['error']
+    assert results[0]['error'] == (
+        'NonFiniteError: iteration 3: a loss is not finite: loss=nan, '
+        'loss_fit=nan with the batch of rank 1: image5.tif (32x64 at row '
+        f'5, column 16); the last good checkpoint is {last}'
     )
     assert sorted(p.name for p in last.parent.glob('*.pth')) == ['iter_2.pth']
 
@@ -144,15 +141,12 @@ def test_all_ranks_stop_and_name_the_one_that_has_it(folder):
 def test_a_gradient_is_everybodys(folder, name):
     results = read(folder, f'gradient {name}')
     last = folder / f'gradient {name}' / 'iter_2.pth'
-    assert (
-        results[0]['error']
-        == results[1]['error']
-        == (
-            'NonFiniteError: iteration 3: the gradient is not finite, though the '
-            'losses are: with the batch of rank 0: image4.tif (32x64 at row 4, '
-            'column 16); with the batch of rank 1: image5.tif (32x64 at row 5, '
-            f'column 16); the last good checkpoint is {last}'
-        )
+    assert results[0]['error'] == results[1]['error']
+    assert results[0]['error'] == (
+        'NonFiniteError: iteration 3: the gradient is not finite, though '
+        'the losses are: with the batch of rank 0: image4.tif (32x64 at '
+        'row 4, column 16); with the batch of rank 1: image5.tif (32x64 at '
+        f'row 5, column 16); the last good checkpoint is {last}'
     )
 
 

@@ -40,6 +40,8 @@ class SafeCheckpointHook(CheckpointHook):
         **kwargs: As for mmengine's ``CheckpointHook``.
     """
 
+    keep_ckpt_ids: deque[int]
+
     def before_train(self, runner: Runner) -> None:
         """As the base's; finish what an interrupt left undone."""
         super().before_train(runner)

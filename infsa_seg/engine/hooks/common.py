@@ -6,6 +6,8 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
 
+from infsa_seg.execution import SpatialParallel
+
 
 def bare_model(runner: Runner) -> nn.Module:
     """The model without what distributes it."""
@@ -23,7 +25,7 @@ def log_interval(runner: Runner, default: int = 50) -> int:
     return default
 
 
-def spatial_parallel(runner: Runner) -> object | None:
+def spatial_parallel(runner: Runner) -> SpatialParallel | None:
     """The group that shares each image, None where each rank has its own."""
     return getattr(bare_model(runner), 'spatial_parallel', None)
 

@@ -42,9 +42,9 @@ class DeadHeadsHook(Hook):
             for module in runner.model.modules()
             if hasattr(module, 'num_dead')
         ]
-        total = torch.tensor(int(sum(counts)))
-        all_reduce(total)
+        everywhere = torch.tensor(int(sum(counts)))
+        all_reduce(everywhere)
         # Those who share an image have all found the same.
-        total = int(total) // getattr(spatial_parallel(runner), 'size', 1)
+        total = int(everywhere) // getattr(spatial_parallel(runner), 'size', 1)
         if total:
             runner.message_hub.update_scalar('train/dead_heads', total)

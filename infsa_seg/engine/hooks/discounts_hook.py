@@ -73,7 +73,7 @@ def read_discounts(model: nn.Module) -> dict[int, Tensor]:
         dict[int, Tensor]: (H,) float32 on the CPU by the number of the layer,
         counted among all layers of attention.
     """
-    logits = {
+    logits: dict[int, Any] = {
         index: logit
         for index, logit in enumerate(
             module.discount_logit

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from mmengine.hooks import EMAHook as BaseEMAHook
 from mmengine.runner import Runner
 from mmseg.registry import HOOKS
@@ -33,6 +31,7 @@ class EMAHook(BaseEMAHook):
         **kwargs: As for mmengine's.
     """
 
+    src_model: Any
     _deepspeed = False
     _aside: list[Tensor] | None = None
 
@@ -82,16 +81,15 @@ class EMAHook(BaseEMAHook):
             super()._swap_ema_parameters()
             return
         # The average must not go through half precision and back.
-        ours, average = self.src_model, self.ema_model.module
-        values = list(itertools.chain(ours.parameters(), ours.buffers()))
+        model, average = self.src_model, self.ema_model.module
+        values = [*model.parameters(), *model.buffers()]
         if self._aside is None:
             self._aside = [value.detach().clone() for value in values]
-            averages = itertools.chain(average.parameters(), average.buffers())
+            others = [*average.parameters(), *average.buffers()]
         else:
-            averages, self._aside = iter(self._aside), None
-        with torch.no_grad():
-            for value, other in zip(values, averages, strict=True):
-                value.data.copy_(other)
+            others, self._aside = self._aside, None
+        for value, other in zip(values, others, strict=True):
+            value.data.copy_(other)
 
 
 class _InFloat32:

@@ -182,11 +182,9 @@ def _is_finite(grads: Iterable[Tensor]) -> bool:
 
 
 def _name_batch(data_batch: Any) -> list[str]:
-    samples = (
-        data_batch.get('data_samples')
-        if isinstance(data_batch, dict)
-        else None
-    )
+    if not isinstance(data_batch, dict):
+        return []
+    samples = data_batch.get('data_samples')
     if not isinstance(samples, (list, tuple)):
         return []
     return [_name(getattr(sample, 'metainfo', {})) for sample in samples]
