@@ -120,7 +120,10 @@ class NonFiniteHook(Hook):
         bad_gradient = self._dropped or self._deepspeed_skipped(runner)
         bad = torch.tensor(bad_gradient)
         if losses:
-            values = torch.stack([v.float().mean() for v in losses.values()])
+            device = next(iter(losses.values())).device
+            values = torch.stack(
+                [v.float().mean().to(device) for v in losses.values()]
+            )
             bad = ~values.isfinite().all() | bad.to(values.device)
         bad = bad.int()
         all_reduce(bad, 'max')
@@ -168,14 +171,16 @@ def _adapts_scale(optimizer: Any) -> bool:
 
 
 def _is_finite(grads: Iterable[Tensor]) -> bool:
-    """Whether all numbers are finite; waits for the device once."""
+    """Whether all numbers are finite; waits for the device once.
+
+    Numbers whose squares are infinite count as such: optimizers square them.
+    """
     tensors = list(grads)
     if not tensors:
         return True
-    # The greatest of each: a sum of squares overflows before they do.
-    peaks = torch._foreach_norm(tensors, math.inf)
+    norms = torch._foreach_norm(tensors)
     return bool(
-        torch.cat([peak.reshape(1).to(peaks[0].device) for peak in peaks])
+        torch.cat([norm.reshape(1).to(norms[0].device) for norm in norms])
         .isfinite()
         .all()
     )
