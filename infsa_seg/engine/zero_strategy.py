@@ -35,6 +35,7 @@ from .zero_checkpoint import (
     require_deepspeed,
     save_zero,
 )
+from .zero_offload import check_offload
 
 _PRECISIONS = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 
@@ -108,6 +109,8 @@ class ZeroStrategy(DeepSpeedStrategy):
         self.stage = zero.setdefault('stage', 0)
         if self.stage not in range(4):
             raise ValueError(f'strategy: ZeRO has stages 0 to 3, not {stage}')
+        check_offload(zero, self.stage)
+        self._check_precision()
         for section in ('optimizer', 'scheduler'):
             if section in self.config:
                 raise ValueError(
@@ -240,6 +243,16 @@ class ZeroStrategy(DeepSpeedStrategy):
             if self.config.get(section, {}).get('enabled'):
                 return dtype
         return None
+
+    def _check_precision(self) -> None:
+        from deepspeed.accelerator import get_accelerator
+
+        accelerator = get_accelerator()
+        if self.half is torch.float16 and not accelerator.is_fp16_supported():
+            raise ValueError(
+                f'strategy.fp16: a {accelerator.device_name()} has no fp16; '
+                'use bf16=dict(enabled=True)'
+            )
 
     def _scale_lr(self) -> None:
         scale: dict | None = self._auto_scale_lr  # type: ignore[has-type]

@@ -3,11 +3,12 @@
 
 from .backbones import InfViT
 from .decode_heads import BandSegHead
-from .losses import BandCrossEntropyLoss
+from .losses import BandCrossEntropyLoss, BandDiceLoss
 from .segmentors import BandEncoderDecoder
 
 __all__ = [
     'BandCrossEntropyLoss',
+    'BandDiceLoss',
     'BandEncoderDecoder',
     'BandSegHead',
     'InfViT',

@@ -75,6 +75,14 @@ CASES = [
     },
     {'name': 'groups', 'strategy': {'stage': 2}, 'optim_wrapper': GROUPS},
     {
+        'name': 'offload optimizer',
+        'strategy': {
+            'stage': 2,
+            'zero_optimization': {'offload_optimizer': OFFLOAD},
+        },
+        'save': True,
+    },
+    {
         'name': 'offload',
         'strategy': {
             'stage': 3,
@@ -473,6 +481,44 @@ class TestTools:
                 zero_stage=2,
                 resume=str(folder / 'stage 2.pth'),
             )
+
+
+@pytest.mark.parametrize(
+    ('stage', 'name', 'device', 'message'),
+    [
+        (0, 'offload_optimizer', 'cpu', "='cpu' is without effect in stage 0"),
+        (2, 'offload_optimizer', 'nvme', 'in stage 2; set stage=3'),
+        (2, 'offload_param', 'cpu', 'in stage 2; set stage=3'),
+        (3, 'offload_param', 'nvme', 'say nvme_path'),
+    ],
+)
+def test_offload_without_effect(tmp_path, stage, name, device, message):
+    zero = {name: {'device': device}}
+    with pytest.raises(ValueError, match=message):
+        ZeroStrategy(
+            work_dir=str(tmp_path), stage=stage, zero_optimization=zero
+        )
+
+
+def test_nvme_without_what_it_needs(tmp_path, monkeypatch):
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    monkeypatch.setattr(
+        AsyncIOBuilder, 'is_compatible', lambda self, verbose: False
+    )
+    offload = {'device': 'nvme', 'nvme_path': str(tmp_path)}
+    with pytest.raises(ValueError, match=r'async_io, .* install .* libaio'):
+        ZeroStrategy(
+            work_dir=str(tmp_path),
+            stage=3,
+            zero_optimization={'offload_optimizer': offload},
+        )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='GPUs have fp16')
+def test_fp16_on_a_cpu(tmp_path):
+    with pytest.raises(ValueError, match=r'a cpu has no fp16; use bf16=dict'):
+        ZeroStrategy(work_dir=str(tmp_path), stage=2, fp16={'enabled': True})
 
 
 def test_missing_deepspeed_is_one_line(project, monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ longer than the cases.
 
 import copy
 import datetime
+import math
 import multiprocessing
 import pickle
 import traceback
@@ -46,6 +47,15 @@ HEAD = dict(
     dropout_ratio=0,
     loss_decode=dict(type='BandCrossEntropyLoss', max_logits=5000),
 )
+DICE = dict(type='BandDiceLoss', max_logits=20_000, loss_weight=3.0)
+HARD = dict(thresh=0.1, min_kept=700)  # for each of two images
+LISTS = {
+    'dice': [DICE, dict(DICE, per_image=True, loss_name='loss_images')],
+    'ohem': [
+        dict(type='BandCrossEntropyLoss', max_logits=20_000, ohem=HARD),
+        DICE,
+    ],
+}
 
 
 def run_ranks(cases, size, folder):
@@ -197,9 +207,10 @@ def close(value, wanted, name=''):
     )
 
 
-def losses_equal_one_process(parallel, only_ignored=False):
-    """The head's own loss, in strips, and its accuracy; float64."""
-    model = segmentor('neumann', head=HEAD, kind='BandEncoderDecoder')
+def losses_equal_one_process(parallel, only_ignored=False, losses=None):
+    """The head's own losses, in strips, and its accuracy; float64."""
+    head = HEAD | (dict(loss_decode=LISTS[losses]) if losses else {})
+    model = segmentor('neumann', head=head, kind='BandEncoderDecoder')
     model = model.double().train()
     alone = copy.deepcopy(model)
     model.backbone.with_cp = True
@@ -210,24 +221,60 @@ def losses_equal_one_process(parallel, only_ignored=False):
     label = torch.randint(5, (2, height, width))
     # The first rank has no label at all.
     label[:, : height if only_ignored else 24] = IGNORE
+    label[0][label[0] == 3] = 1
 
-    wanted = F.cross_entropy(
-        plain_logits(alone, pixels), label, ignore_index=IGNORE
-    )
+    logits = plain_logits(alone, pixels)
+    wanted = plain_losses(logits, label, losses)
     if only_ignored:
-        wanted = plain_logits(alone, pixels).sum() * 0
-    wanted.backward()
-    losses = spatial_loss(
+        wanted = {name: logits.sum() * 0 for name in wanted}
+    sum(wanted.values()).backward()
+    shares = spatial_loss(
         model, pixels[:, :, rows], label[:, rows], height, parallel
     )
-    losses['loss_ce'].backward()
-    total = losses['loss_ce'].detach().clone()
-    dist.all_reduce(total, group=parallel.group)
-    close(total, wanted.detach())
+    accuracy = shares.pop('acc_seg')
+    assert shares.keys() == wanted.keys()
+    sum(shares.values()).backward()
+    for name, share in shares.items():
+        total = share.detach().clone()
+        dist.all_reduce(total, group=parallel.group)
+        close(total, wanted[name].detach(), name)
     compare_gradients(parallel, model, alone)
-    right = plain_logits(alone, pixels).argmax(1) == label
+    right = logits.argmax(1) == label
     valid = (label != IGNORE).sum()
-    close(losses['acc_seg'][0], 100.0 * right.sum().double() / valid.clamp(1))
+    close(accuracy[0], 100.0 * right.sum().double() / valid.clamp(1))
+
+
+def plain_losses(logits, label, losses):
+    """What the losses of ``LISTS`` are, of all logits."""
+    valid = label != IGNORE
+    each = F.cross_entropy(
+        logits, label, ignore_index=IGNORE, reduction='none'
+    )
+    if losses is None:
+        return {'loss_ce': each.sum() / valid.sum()}
+    p = logits.softmax(1) * valid[:, None]
+    t = F.one_hot(label.where(valid, 0), 5).movedim(3, 1) * valid[:, None]
+
+    def dice(dims):
+        present = t.sum(dims) > 0
+        squares = (p**2 + t).sum(dims) + 2e-3
+        return 3 * (1 - 2 * (p * t).sum(dims) / squares)[present].mean()
+
+    if losses == 'dice':
+        return {'loss_dice': dice((0, 2, 3)), 'loss_images': dice((2, 3))}
+    hardness = each.detach().masked_fill(~valid, -1)
+    kept = valid & (each.detach() > -math.log(HARD['thresh']))
+    if valid.sum() > 0:
+        # By rank: fewer are below the threshold.
+        assert kept.sum() < 2 * HARD['min_kept'] < valid.sum()
+        last = hardness.flatten().kthvalue(
+            label.numel() + 1 - 2 * HARD['min_kept']
+        )
+        kept |= hardness >= last.values - 1e-12
+    return {
+        'loss_ce': (each * kept).sum() / kept.sum(),
+        'loss_dice': dice((0, 2, 3)),
+    }
 
 
 def counted(parallel, attention, size, recompute):

@@ -29,6 +29,9 @@ CASES |= {
     ),
     'losses': (ranks.losses_equal_one_process, ()),
     'only-ignored': (ranks.losses_equal_one_process, (True,)),
+    'losses-dice': (ranks.losses_equal_one_process, (False, 'dice')),
+    'losses-ohem': (ranks.losses_equal_one_process, (False, 'ohem')),
+    'only-ignored-list': (ranks.losses_equal_one_process, (True, 'ohem')),
     'meshes': (ranks.meshes, ()),
 }
 COUNTED = {

@@ -1,8 +1,6 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Cross-entropy in strips equals resizing all logits and PyTorch's loss."""
 
-import weakref
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,67 +10,53 @@ from mmengine.structures import PixelData
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from infsa_seg.models.losses import BandCrossEntropyLoss
+from infsa_seg.models.losses import BandCrossEntropyLoss, BandDiceLoss, ohem
 
-IGNORE = 255
+from .band_losses import IGNORE, PeakElements, draw, equal, in_bands, resized
 
 
 def plain(logits, label, class_weight=None, reduction='mean'):
-    fine = F.interpolate(
-        logits, size=label.shape[1:], mode='bilinear', align_corners=False
-    )
     return F.cross_entropy(
-        fine,
+        resized(logits, label),
         label,
-        None if class_weight is None else fine.new_tensor(class_weight),
+        None if class_weight is None else logits.new_tensor(class_weight),
         ignore_index=IGNORE,
         reduction=reduction,
     )
-
-
-def draw(size, stride, classes=5, batch=2, dtype=torch.float64):
-    logits = torch.randn(batch, classes, *size, dtype=dtype) * 3
-    label = torch.randint(classes, (batch, *(int(s * stride) for s in size)))
-    label[torch.rand(label.shape) < 0.2] = IGNORE
-    return logits.requires_grad_(), label
 
 
 @pytest.mark.parametrize(
     ('dtype', 'tolerance'), [(torch.float32, 1e-6), (torch.float64, 1e-12)]
 )
 @pytest.mark.parametrize('class_weight', [None, [1.0, 0.2, 3.0, 0.0, 0.5]])
-@pytest.mark.parametrize('max_logits', [200, 1500, 2**23])
+@pytest.mark.parametrize('max_logits', [600, 2000, 2**23])
 def test_equals_the_plain_loss(dtype, tolerance, class_weight, max_logits):
     """Value and gradient; pieces of few columns, of some rows, of all."""
-    logits, label = draw((7, 9), 4, dtype=dtype)
+    logits, label = draw((3, 4), 4, dtype=dtype)
     loss = BandCrossEntropyLoss(class_weight, max_logits=max_logits)
-    value, wanted = loss(logits, label), plain(logits, label, class_weight)
-    torch.testing.assert_close(value, wanted, rtol=tolerance, atol=tolerance)
-    (grad,) = torch.autograd.grad(3 * value, logits)
-    (wanted,) = torch.autograd.grad(3 * wanted, logits)
-    torch.testing.assert_close(grad, wanted, rtol=0, atol=tolerance)
-    assert wanted.abs().max() > 1e-3
+    wanted = plain(logits, label, class_weight)
+    grad = equal(loss(logits, label), wanted, logits, tolerance)
+    assert grad.abs().max() > 1e-3
 
 
 @given(
     height=st.integers(1, 9),
     width=st.integers(1, 9),
     stride=st.sampled_from([1, 1.7, 2, 3.5, 4]),
-    max_logits=st.integers(600, 20_000),
+    classes=st.integers(2, 6),
+    max_logits=st.integers(1000, 20_000),
+    cuts=st.lists(st.integers(1, 36), max_size=3),
 )
-def test_any_size_and_any_pieces(height, width, stride, max_logits):
-    """1e-12, float64; also where labels are no multiple of the logits."""
-    logits, label = draw((height, width), stride, batch=1)
+def test_any_size_pieces_and_bands(
+    height, width, stride, classes, max_logits, cuts
+):
+    """Also where labels are no multiple of the logits."""
+    logits, label = draw((height, width), stride, classes, batch=1)
     label[:, 0, 0] = 1
-    value = BandCrossEntropyLoss(max_logits=max_logits)(logits, label)
-    wanted = plain(logits, label)
-    torch.testing.assert_close(value, wanted, rtol=0, atol=1e-12)
-    (grad,) = torch.autograd.grad(value, logits)
-    (wanted,) = torch.autograd.grad(wanted, logits)
-    torch.testing.assert_close(grad, wanted, rtol=0, atol=1e-12)
+    loss = BandCrossEntropyLoss(max_logits=max_logits)
+    value = in_bands(loss, logits, label, cuts)
+    equal(value, plain(logits, label), logits, 1e-12)
 
 
 def test_half_precision_is_summed_in_single():
@@ -96,6 +80,14 @@ def test_only_ignored_pixels(avg_non_ignore):
     assert logits.grad.eq(0).all()
 
 
+def test_without_a_gradient():
+    logits, label = draw((3, 4), 4)
+    for loss in (BandCrossEntropyLoss(), BandDiceLoss()):
+        value = loss(logits.detach(), label)
+        assert value == loss(logits, label).detach()
+        assert not value.requires_grad
+
+
 def test_mean_over_all_pixels_as_mmsegmentation():
     logits, label = draw((3, 4), 4)
     value = BandCrossEntropyLoss(avg_non_ignore=False)(logits, label)
@@ -103,54 +95,30 @@ def test_mean_over_all_pixels_as_mmsegmentation():
     torch.testing.assert_close(value, wanted, rtol=0, atol=1e-12)
 
 
-class PeakElements(TorchDispatchMode):
-    """The most elements of new floating-point storages alive at once."""
-
-    def __init__(self):
-        super().__init__()
-        self.alive, self.peak = 0, 0
-        self.seen = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        before = {
-            t.untyped_storage()._cdata
-            for t in tree_leaves((args, kwargs))
-            if isinstance(t, torch.Tensor)
-        }
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self._add(tensor, before)
-        return result
-
-    def _add(self, tensor, before):
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if not tensor.is_floating_point() or key in before | self.seen:
-            return
-        size = storage.nbytes() // tensor.element_size()
-        self.seen.add(key)
-        self.alive += size
-        self.peak = max(self.peak, self.alive)
-        weakref.finalize(storage, self._drop, key, size)
-
-    def _drop(self, key, size):
-        self.seen.discard(key)
-        self.alive -= size
-
-
-@pytest.mark.parametrize('stride', [2, 8])
-@pytest.mark.parametrize('max_logits', [20_000, 60_000])
-def test_no_more_logits_than_allowed(max_logits, stride):
+@pytest.mark.parametrize(('classes', 'stride'), [(2, 2), (8, 8)])
+@pytest.mark.parametrize(
+    'loss',
+    [
+        BandCrossEntropyLoss(max_logits=30_000),
+        BandCrossEntropyLoss(max_logits=90_000),
+        BandCrossEntropyLoss(ohem=dict(min_kept=999), max_logits=30_000),
+        BandDiceLoss(max_logits=30_000),
+        BandDiceLoss(naive_dice=True, max_logits=30_000),
+    ],
+    ids=['few', 'many', 'ohem', 'dice', 'naive-dice'],
+)
+def test_no_more_logits_than_allowed(loss, classes, stride, monkeypatch):
     """Beside the gradient of the coarse logits, as large as those."""
-    size = (96 // stride, 144 // stride)
-    logits, label = draw(size, stride, classes=8, dtype=torch.float32)
+    # Counts of bits are no logits: so few of them that they do not show.
+    monkeypatch.setattr(ohem, '_DIGIT', 8)
+    size = (24 // stride, 576 // classes // stride)
+    logits, label = draw(size, stride, classes, dtype=torch.float32)
     with PeakElements() as counter:
-        BandCrossEntropyLoss(max_logits=max_logits)(logits, label).backward()
+        loss(logits, label).backward()
     # The gradient is handed on: its copy times the slope of the loss.
     beside = 2 * logits.numel()
-    assert counter.peak <= max_logits + beside
-    assert counter.peak >= max_logits / 2
+    assert counter.peak <= loss.max_logits + beside
+    assert counter.peak >= loss.max_logits / 2
     with PeakElements() as counter:
         plain(logits, label).backward()
     assert counter.peak >= 2 * stride**2 * logits.numel()
@@ -171,16 +139,21 @@ def head(**kwargs):
         )
 
 
+def samples_of(label):
+    samples = []
+    for image in label:
+        samples.append(SegDataSample())
+        samples[-1].gt_sem_seg = PixelData(data=image[None])
+    return samples
+
+
 def test_a_config_can_name_it():
-    one = head(loss_decode=dict(type='BandCrossEntropyLoss', max_logits=999))
+    one = head(loss_decode=dict(type='BandCrossEntropyLoss', max_logits=9999))
     other = head(
         loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True)
     )
     taps = (torch.randn(2, 6, 3, 5),)
-    samples = []
-    for label in draw((3, 5), 16, classes=4)[1]:
-        samples.append(SegDataSample())
-        samples[-1].gt_sem_seg = PixelData(data=label[None])
+    samples = samples_of(draw((3, 5), 16, classes=4)[1])
     one.eval(), other.eval()
     losses, wanted = (h.loss(taps, samples, {}) for h in (one, other))
     assert losses.keys() == wanted.keys() == {'loss_ce', 'acc_seg'}
@@ -188,10 +161,35 @@ def test_a_config_can_name_it():
         torch.testing.assert_close(losses[name], wanted[name])
 
 
+def test_a_list_of_losses():
+    """Under their names, those of one name added; one accuracy."""
+    configs = [
+        dict(type='BandCrossEntropyLoss', ohem=dict(thresh=0.2, min_kept=5)),
+        dict(type='BandDiceLoss', loss_weight=3.0),
+        dict(type='BandDiceLoss', naive_dice=True),
+        dict(type='BandDiceLoss', per_class=False, loss_name='loss_micro'),
+    ]
+    several = head(loss_decode=configs).eval()
+    taps = (torch.randn(2, 6, 3, 5),)
+    label = draw((3, 5), 16, classes=4)[1]
+    losses = several.loss(taps, samples_of(label), {})
+    assert list(losses) == ['loss_ce', 'acc_seg', 'loss_dice', 'loss_micro']
+    ce, dice, naive, micro = (head(loss_decode=c).eval() for c in configs)
+    single = [h.loss(taps, samples_of(label), {}) for h in (ce, dice, naive)]
+    assert losses['loss_ce'] == single[0]['loss_ce'] > 0
+    total = single[1]['loss_dice'] + single[2]['loss_dice']
+    assert losses['loss_dice'] == total
+    assert single[1]['loss_dice'] > 1.5
+    wanted = micro.loss(taps, samples_of(label), {})['loss_micro']
+    assert losses['loss_micro'] == wanted
+    for other in single:
+        assert losses['acc_seg'].equal(other['acc_seg'])
+
+
 @pytest.mark.parametrize(
     ('options', 'words'),
     [
-        (dict(sampler=dict(type='OHEMPixelSampler')), 'sampler'),
+        (dict(sampler=dict(type='OHEMPixelSampler')), r'sampler.*ohem='),
         (dict(align_corners=True), 'align_corners'),
         (
             dict(
@@ -200,7 +198,16 @@ def test_a_config_can_name_it():
                     dict(type='DiceLoss'),
                 ]
             ),
-            'list',
+            'BandCrossEntropyLoss in a list',
+        ),
+        (
+            dict(
+                loss_decode=[
+                    dict(type='CrossEntropyLoss'),
+                    dict(type='BandDiceLoss'),
+                ]
+            ),
+            'BandDiceLoss in a list',
         ),
     ],
 )
@@ -220,5 +227,5 @@ def test_errors():
         BandCrossEntropyLoss()(logits, label, torch.ones(2, 4, 4))
     with pytest.raises(ValueError, match='avg_non_ignore'):
         BandCrossEntropyLoss([1.0, 2.0], avg_non_ignore=False)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match='label 77 is none of the 5'):
         BandCrossEntropyLoss()(logits, label.fill_(77))

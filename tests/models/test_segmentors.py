@@ -10,6 +10,7 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 from torch import nn
 
+from infsa_seg.models import BandCrossEntropyLoss
 from infsa_seg.models.utils import SegmentorNetwork
 from infsa_seg.ops import split_rows
 from tests.execution.networks import forward, segmentor
@@ -156,8 +157,18 @@ class TestBands:
 
     PARALLEL = SimpleNamespace(rows=lambda rows: split_rows(rows, 2)[1])
 
+    @staticmethod
+    def build(**kwargs):
+        model = segmentor(kind=KIND, **kwargs)
+        model.decode_head.loss_decode = BandCrossEntropyLoss()
+        return model
+
+    def test_other_losses(self):
+        with pytest.raises(ValueError, match='loss_decode: bands need losses'):
+            segmentor(kind=KIND).share_images(self.PARALLEL)
+
     def test_padding_is_that_of_the_band(self):
-        model = segmentor(kind=KIND)
+        model = self.build()
         model.data_preprocessor.size = (60, 40)
         model.share_images(self.PARALLEL)
         # Four of eight rows of patches; the last patch is cut short.
@@ -165,12 +176,10 @@ class TestBands:
 
     def test_crops_of_no_size(self):
         with pytest.raises(ValueError, match=r'data_preprocessor\.size=\(hei'):
-            segmentor(kind=KIND).share_images(self.PARALLEL)
+            self.build().share_images(self.PARALLEL)
 
     def test_an_auxiliary_head(self):
-        model = segmentor(
-            kind=KIND, auxiliary_head=head('FCNHead', num_convs=1)
-        )
+        model = self.build(auxiliary_head=head('FCNHead', num_convs=1))
         model.data_preprocessor.size = (64, 64)
         with pytest.raises(ValueError, match='auxiliary_head: a head of whol'):
             model.share_images(self.PARALLEL)

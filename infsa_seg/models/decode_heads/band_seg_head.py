@@ -12,7 +12,7 @@ from infsa_seg.layers import ChannelLayerNorm
 from infsa_seg.layers.protocol import Merge, identity
 from infsa_seg.ops import Place
 
-from ..losses import BandCrossEntropyLoss
+from ..losses import BandLoss
 
 
 @MODELS.register_module()
@@ -25,8 +25,9 @@ class BandSegHead(BaseDecodeHead):
     normalises over space, so a band with ``halo`` token rows around it gives
     the very logits of the whole image.
 
-    With ``loss_decode=dict(type='BandCrossEntropyLoss')`` training resizes
-    the logits in strips, and those of all pixels never exist.
+    With ``loss_decode=dict(type='BandCrossEntropyLoss')``, or a list of that
+    and ``BandDiceLoss``, training resizes the logits in strips, and those of
+    all pixels never exist.
 
     Args:
         num_upsamples (int): Doublings of the token grid before the
@@ -40,8 +41,8 @@ class BandSegHead(BaseDecodeHead):
             of the logits to pixels included.
 
     Raises:
-        ValueError: ``BandCrossEntropyLoss`` together with a sampler, with
-            ``align_corners`` or in a list of losses.
+        ValueError: a loss in strips together with a sampler, with
+            ``align_corners`` or with losses that are not in strips.
     """
 
     def __init__(self, num_upsamples: int = 2, **kwargs) -> None:
@@ -64,22 +65,39 @@ class BandSegHead(BaseDecodeHead):
         self._check_loss()
 
     @property
-    def _loss_in_bands(self) -> bool:
-        return isinstance(self.loss_decode, BandCrossEntropyLoss)
+    def _losses(self) -> list[nn.Module]:
+        several = isinstance(self.loss_decode, nn.ModuleList)
+        return list(self.loss_decode) if several else [self.loss_decode]
+
+    @property
+    def _band_losses(self) -> list[BandLoss]:
+        return [loss for loss in self._losses if isinstance(loss, BandLoss)]
+
+    @property
+    def loss_in_bands(self) -> bool:
+        """Whether all losses are in strips, so that a band will do."""
+        return 0 < len(self._band_losses) == len(self._losses)
 
     def _check_loss(self) -> None:
-        if isinstance(self.loss_decode, nn.ModuleList):
-            for loss in self.loss_decode:
-                if isinstance(loss, BandCrossEntropyLoss):
-                    raise ValueError(
-                        'BandCrossEntropyLoss in a list of losses would get '
-                        'the logits of all pixels; let it be the only one'
-                    )
-        if self._loss_in_bands and (self.sampler or self.align_corners):
-            name = 'a sampler' if self.sampler else 'align_corners=True'
+        names = [type(loss).__name__ for loss in self._band_losses]
+        if not names:
+            return
+        if not self.loss_in_bands:
             raise ValueError(
-                f'BandCrossEntropyLoss does not go with {name}; leave it out '
-                "or use loss_decode=dict(type='CrossEntropyLoss')"
+                f'{names[0]} in a list with losses that are not in strips '
+                'would get the logits of all pixels; let all be in strips, '
+                'or none'
+            )
+        if self.sampler:
+            raise ValueError(
+                f'{names[0]} does not go with a sampler; give '
+                "dict(type='BandCrossEntropyLoss', ohem=dict(...)) its "
+                'thresh and min_kept instead'
+            )
+        if self.align_corners:
+            raise ValueError(
+                f'{names[0]} does not go with align_corners=True; leave it '
+                f'out or use {names[0].removeprefix("Band")}'
             )
 
     def _refinement(self) -> nn.Sequential:
@@ -151,7 +169,7 @@ class BandSegHead(BaseDecodeHead):
         self, seg_logits: Tensor, batch_data_samples: SampleList
     ) -> dict:
         """The losses of a batch by name, and its accuracy."""
-        if not self._loss_in_bands:
+        if not self.loss_in_bands:
             return super().loss_by_feat(seg_logits, batch_data_samples)
         label = self._stack_batch_gt(batch_data_samples).squeeze(1)
         return self.band_losses(seg_logits, label)
@@ -163,20 +181,24 @@ class BandSegHead(BaseDecodeHead):
         place: Place | None = None,
         merge: Merge = identity,
     ) -> dict[str, Tensor]:
-        """A band's share of the losses; see ``BandCrossEntropyLoss.terms``.
+        """A band's share of the losses; see ``BandLoss.terms``.
 
         Raises:
             ValueError: another loss is configured.
         """
-        if not self._loss_in_bands:
+        if not self.loss_in_bands:
             raise ValueError(
                 'a band alone needs decode_head.loss_decode='
-                "dict(type='BandCrossEntropyLoss')"
+                "dict(type='BandCrossEntropyLoss') or a list of losses in "
+                'strips'
             )
-        terms = self.loss_decode.terms(
-            seg_logits, label, self.ignore_index, place, merge
-        )
-        return {
-            self.loss_decode.loss_name: terms.loss,
-            'acc_seg': terms.accuracy,
-        }
+        losses: dict[str, Tensor] = {}
+        for loss in self._band_losses:
+            terms = loss.terms(
+                seg_logits, label, self.ignore_index, place, merge
+            )
+            before = losses.get(loss.loss_name, 0)
+            losses[loss.loss_name] = before + terms.loss
+            # All see the same pixels, and tell the same of them.
+            losses['acc_seg'] = terms.accuracy
+        return losses

@@ -67,13 +67,19 @@ class BandEncoderDecoder(EncoderDecoder):
 
         Raises:
             ValueError: The size of the crops is not known or has too few rows
-                of tokens, or a part of the network cannot run in bands.
+                of tokens, or a part of the network or its loss cannot run in
+                bands.
         """
         SegmentorNetwork(self)
         if self.with_auxiliary_head:
             raise ValueError(
                 'auxiliary_head: a head of whole images cannot train on '
                 'bands; set it to None'
+            )
+        if not self.decode_head.loss_in_bands:
+            raise ValueError(
+                'decode_head.loss_decode: bands need losses in strips; use '
+                "dict(type='BandCrossEntropyLoss') or 'BandDiceLoss'"
             )
         size = self.data_preprocessor.size
         if size is None:

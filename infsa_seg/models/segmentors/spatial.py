@@ -26,8 +26,8 @@ def spatial_loss(
     ``with_cp`` in the backbone, layers are recomputed in the backward pass.
 
     Args:
-        segmentor: of an ``InfViT`` and a ``BandSegHead`` with
-            ``loss_decode=dict(type='BandCrossEntropyLoss')``.
+        segmentor: of an ``InfViT`` and a ``BandSegHead`` whose losses are in
+            strips, such as ``BandCrossEntropyLoss``.
         pixels: (B, channels, rows, width), the pixel rows of this rank's
             band, normalised; the other arguments as for
             :func:`infsa_seg.execution.spatial_forward`.
