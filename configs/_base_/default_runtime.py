@@ -11,7 +11,7 @@ env_cfg = dict(
 vis_backends = [dict(type='LocalVisBackend')]
 # No name: each run gets a visualizer of its own, and writes to its own place.
 visualizer = dict(type='SegLocalVisualizer', vis_backends=vis_backends)
-log_processor = dict(by_epoch=False)
+log_processor = dict(type='ShortLogProcessor', by_epoch=False)
 log_level = 'INFO'
 load_from = None
 resume = False

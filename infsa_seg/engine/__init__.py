@@ -2,7 +2,19 @@
 """What training and testing need beside models and data."""
 
 from .files import AtomicBackend, atomic_path
-from .hooks import DeadHeadsHook, InputVisualizationHook, WeightsFitHook
+from .hooks import (
+    DeadHeadsHook,
+    DiscountsHook,
+    EMAHook,
+    InputVisualizationHook,
+    MetersHook,
+    NonFiniteError,
+    NonFiniteHook,
+    SafeCheckpointHook,
+    SetEpochHook,
+    WeightsFitHook,
+)
+from .log_processor import ShortLogProcessor
 from .train_loop import SeededTrainLoop
 from .zero_checkpoint import ZeroFolder, require_deepspeed
 from .zero_strategy import ZeroStrategy, leave_group
@@ -10,8 +22,16 @@ from .zero_strategy import ZeroStrategy, leave_group
 __all__ = [
     'AtomicBackend',
     'DeadHeadsHook',
+    'DiscountsHook',
+    'EMAHook',
     'InputVisualizationHook',
+    'MetersHook',
+    'NonFiniteError',
+    'NonFiniteHook',
+    'SafeCheckpointHook',
     'SeededTrainLoop',
+    'SetEpochHook',
+    'ShortLogProcessor',
     'WeightsFitHook',
     'ZeroFolder',
     'ZeroStrategy',

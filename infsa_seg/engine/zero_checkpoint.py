@@ -57,6 +57,7 @@ class ZeroFolder:
     def __init__(self, path: str | Path) -> None:
         require_deepspeed()
         self.path = path = Path(path)
+        _finish(path)
         if path.is_file():
             raise ValueError(
                 f'{path}: a plain checkpoint, from which ZeRO cannot go on; '
@@ -174,7 +175,7 @@ def save_zero(path: Path, write: Callable[[Path], None]) -> None:
             and returns when all processes have.
     """
     part = path.with_name(f'.{path.name}.part')
-    old = path.with_name(f'.{path.name}.old')
+    old = _old(path)
     if is_main_process():
         # Of a run that was killed.
         shutil.rmtree(part, ignore_errors=True)
@@ -190,3 +191,16 @@ def save_zero(path: Path, write: Callable[[Path], None]) -> None:
         part.replace(path)
         shutil.rmtree(old, ignore_errors=True)
     barrier()
+
+
+def _old(path: Path) -> Path:
+    """Where a folder is until the one that replaces it has its name."""
+    return path.with_name(f'.{path.name}.old')
+
+
+def _finish(path: Path) -> None:
+    """Bring a folder back, where a kill came just before it was replaced."""
+    if not path.exists():
+        # There is none, or another process was faster.
+        with contextlib.suppress(FileNotFoundError):
+            _old(path).replace(path)

@@ -33,3 +33,16 @@ def test_dead_heads_reach_the_log():
     runner.iter = 9
     hook.after_train_iter(runner, 9)
     assert hub.log_scalars['train/dead_heads'].current() == 12
+
+
+def test_those_who_share_an_image_count_it_once():
+    layer = InfSAAttention(12, 3, variant='linear', qkv_bias=False)
+    model = nn.ModuleList([layer])
+    model.spatial_parallel = SimpleNamespace(size=2)
+    with torch.no_grad():
+        layer.k_proj.weight.copy_(-layer.q_proj.weight)
+        layer(torch.ones(4, 5, 12))
+    hub = MessageHub.get_instance('test_shared_dead_heads')
+    runner = SimpleNamespace(model=model, message_hub=hub, iter=0)
+    DeadHeadsHook(interval=1).after_train_iter(runner, 0)
+    assert hub.log_scalars['train/dead_heads'].current() == 6

@@ -28,7 +28,7 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
-        type='CheckpointHook',
+        type='SafeCheckpointHook',
         by_epoch=False,
         max_keep_ckpts=2,
         save_best='mIoU',
@@ -36,6 +36,10 @@ default_hooks = dict(
     ),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='InputVisualizationHook'),
-    dead_heads=dict(type='DeadHeadsHook'),
     weights_fit=dict(type='WeightsFitHook'),
+    nonfinite=dict(type='NonFiniteHook'),
+    set_epoch=dict(type='SetEpochHook'),
+    dead_heads=dict(type='DeadHeadsHook'),
+    discounts=dict(type='DiscountsHook'),
+    meters=dict(type='MetersHook'),
 )

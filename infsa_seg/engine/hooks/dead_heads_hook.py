@@ -1,19 +1,23 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Shows in the log which attention heads found no positive score."""
 
+import torch
+from mmengine.dist import all_reduce
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from mmseg.registry import HOOKS
+
+from .common import spatial_parallel
 
 
 @HOOKS.register_module()
 class DeadHeadsHook(Hook):
     """Logs ``dead_heads``: how often a head fell back to the mean.
 
-    The attention layers count it in training, per image and head; see
-    :class:`infsa_seg.layers.LinearInfSA`. A number that grows says that
-    queries and keys have turned away from each other. It appears in the log
-    once there is one.
+    The attention layers count it in training, per image and head, from the
+    start of the process on; see :class:`infsa_seg.layers.LinearInfSA`. It is
+    that of all ranks together. A number that grows says that queries and keys
+    have turned away from each other. It appears in the log once there is one.
 
     Args:
         interval (int): Iterations between two readings, which wait for the
@@ -38,6 +42,9 @@ class DeadHeadsHook(Hook):
             for module in runner.model.modules()
             if hasattr(module, 'num_dead')
         ]
-        total = int(sum(counts))
+        everywhere = torch.tensor(int(sum(counts)))
+        all_reduce(everywhere)
+        # Those who share an image have all found the same.
+        total = int(everywhere) // getattr(spatial_parallel(runner), 'size', 1)
         if total:
             runner.message_hub.update_scalar('train/dead_heads', total)
