@@ -1,8 +1,10 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """What training and testing need beside models and data."""
 
+from .accuracy import TopKAccuracy
 from .files import AtomicBackend, atomic_path
 from .hooks import DeadHeadsHook, InputVisualizationHook, WeightsFitHook
+from .layer_decay import LayerDecayConstructor
 from .zero_checkpoint import ZeroFolder, require_deepspeed
 from .zero_strategy import ZeroStrategy, leave_group
 
@@ -10,6 +12,8 @@ __all__ = [
     'AtomicBackend',
     'DeadHeadsHook',
     'InputVisualizationHook',
+    'LayerDecayConstructor',
+    'TopKAccuracy',
     'WeightsFitHook',
     'ZeroFolder',
     'ZeroStrategy',

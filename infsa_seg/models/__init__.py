@@ -2,6 +2,7 @@
 """Models, registered so that a plain mmsegmentation config can name them."""
 
 from .backbones import InfViT
+from .classifiers import ClsDataPreprocessor, InfViTClassifier
 from .decode_heads import BandSegHead
 from .losses import BandCrossEntropyLoss
 from .segmentors import BandEncoderDecoder
@@ -10,5 +11,7 @@ __all__ = [
     'BandCrossEntropyLoss',
     'BandEncoderDecoder',
     'BandSegHead',
+    'ClsDataPreprocessor',
     'InfViT',
+    'InfViTClassifier',
 ]
