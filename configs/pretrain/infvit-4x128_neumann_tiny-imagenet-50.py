@@ -10,7 +10,9 @@ _base_ = [
 model = dict(
     data_preprocessor=dict(num_classes=50, batch_augments=[]),
     backbone=dict(
-        arch=dict(embed_dims=128, num_layers=4, num_heads=4),
+        embed_dims=128,
+        num_layers=4,
+        num_heads=4,
         img_size=64,
         patch_size=8,
         drop_path_rate=0.0,

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
@@ -148,7 +149,7 @@ class ImageNet(BaseDataset):
         if error.path not in known:
             with path.open('a') as file:
                 file.write(f'{error.path}\n')
-            print_log(f'{error.path}: passed over ({error.reason})')
+            print_log(f'passed over: {error}', level=logging.WARNING)
         # Others may have written meanwhile.
         count = len(self._read_broken())
         if count > self.max_broken:
@@ -158,19 +159,18 @@ class ImageNet(BaseDataset):
             )
 
 
-class _Item:
+class _Item(NamedTuple):
     """Pictures of one class.
 
-    Attributes:
-        name (str): The class, by name or index.
-        paths (Sequence[str]): The pictures.
-        where (str): What to name if there is no such class.
+    Args:
+        name: The class, by name or index.
+        paths: The pictures.
+        where: What to name if there is no such class.
     """
 
-    def __init__(self, name: str, paths: Sequence[str], where: str) -> None:
-        self.name = name
-        self.paths = paths
-        self.where = where
+    name: str
+    paths: Sequence[str]
+    where: str
 
 
 def _as_index(item: _Item, classes: Sequence[str]) -> int:

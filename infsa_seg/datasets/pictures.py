@@ -17,21 +17,15 @@ from mmseg.registry import TRANSFORMS
 class BrokenPictureError(ValueError):
     """A picture that cannot be decoded.
 
-    Attributes:
+    Args:
+        message (str): What is wrong with which file. Alone where the error
+            comes from a worker of a data loader.
         path (str): The file.
     """
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(
-            f'{path}: is no picture, or a damaged one ({reason}); fetch it '
-            'again, or let training pass over such with broken_list'
-        )
+    def __init__(self, message: str, path: str = '') -> None:
+        super().__init__(message)
         self.path = path
-        self.reason = reason
-
-    def __reduce__(self) -> tuple:
-        # A worker sends it to the process that asked.
-        return type(self), (self.path, self.reason)
 
 
 @TRANSFORMS.register_module()
@@ -62,7 +56,10 @@ class LoadPicture(LoadImageFromFile):
         except Exception as error:
             reason = str(error).partition(' <')[0].partition('\n')[0]
             raise BrokenPictureError(
-                path, reason or type(error).__name__
+                f'{path}: is no picture, or a damaged one '
+                f'({reason or type(error).__name__}); fetch it again, or set '
+                'broken_list of the dataset to train without such',
+                path,
             ) from error
         results['img'] = image
         results['img_shape'] = results['ori_shape'] = image.shape[:2]

@@ -58,11 +58,13 @@ class InfViTClassifier(BaseModel):
         data_preprocessor: dict | None = None,
         init_cfg: dict | None = None,
     ) -> None:
-        super().__init__(
-            data_preprocessor or dict(type='ClsDataPreprocessor'), init_cfg
-        )
+        preprocessor = data_preprocessor or dict(type='ClsDataPreprocessor')
+        # Built here: the base would look in mmengine's own registry.
+        super().__init__(MODELS.build(preprocessor), init_cfg)
         if pool not in POOLS:
-            raise ValueError(f'pool={pool!r} is unknown; choose one of {POOLS}')
+            raise ValueError(
+                f'pool={pool!r} is unknown; choose one of {POOLS}'
+            )
         self.backbone = MODELS.build(backbone)
         if self.backbone.out_indices[-1] != len(self.backbone.layers) - 1:
             raise ValueError(
@@ -166,8 +168,7 @@ class InfViTClassifier(BaseModel):
         patch = self.backbone.patch_size
         # The token that an edge passes through has some pixels.
         starts = [
-            torch.arange(0, side, patch, device=inputs.device)
-            for side in size
+            torch.arange(0, side, patch, device=inputs.device) for side in size
         ]
         shape = torch.tensor(shapes, device=inputs.device)
         rows, columns = (
