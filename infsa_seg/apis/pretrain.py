@@ -101,6 +101,10 @@ def pretrain(
             f'{work_dir}: training left no checkpoint; set '
             'default_hooks.checkpoint of the config'
         )
+    if with_zero:
+        # Weights alone fit in one process.
+        cfg.pop('strategy', None)
+        cfg.pop('runner_type', None)
     with _plain_file(last) as checkpoint:
         metrics = evaluate(
             cfg,
@@ -129,9 +133,10 @@ def export_backbone(
         config (str | Path | Config): Of the classifier.
         checkpoint (str | Path): Its weights, or a folder of ZeRO.
         out (str | Path): File to write: ``state_dict`` and ``meta``, which
-            has ``backbone`` (the settings), ``grid`` (rows and columns of the
-            positions), ``patch_size``, ``mean``, ``std`` and ``bgr_to_rgb`` of
-            the pictures, ``classes``, ``metrics`` and ``infsa_seg``, the version.
+            has ``backbone`` (its settings), ``grid`` (rows and columns of the
+            positions) and ``patch_size``; ``mean``, ``std`` and ``bgr_to_rgb``
+            of the pictures; ``classes``, ``metrics`` and ``infsa_seg``, the
+            version.
         metrics (dict, optional): What it achieved.
 
     Raises:

@@ -47,7 +47,7 @@ def layer_id(name: str, num_layers: int) -> int:
     """Where a parameter stands: 0 embedding, 1 first layer, ... heads last.
 
     Args:
-        name (str): In the model, such as ``'backbone.layers.3.ffn.norm.bias'``.
+        name (str): In the model, such as ``backbone.layers.3.ffn.norm.bias``.
         num_layers (int): Of the backbone.
     """
     part, _, rest = name.partition('.')

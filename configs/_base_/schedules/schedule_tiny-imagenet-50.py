@@ -15,12 +15,17 @@ param_scheduler = [
         type='CosineAnnealingLR',
         eta_min_ratio=1e-2,
         begin=2,
-        end=20,
+        end=15,
         convert_to_iter_based=True,
     ),
 ]
-train_cfg = dict(max_epochs=20, val_interval=5)
-# Of about an epoch.
+train_cfg = dict(max_epochs=15, val_interval=5)
+# Of about an epoch, and of less at the start.
 custom_hooks = [
-    dict(type='EMAHook', ema_type='ExpMomentumEMA', momentum=5e-3, gamma=200)
+    dict(
+        type='EMAHook',
+        ema_type='MomentumAnnealingEMA',
+        momentum=5e-3,
+        gamma=10,
+    )
 ]
