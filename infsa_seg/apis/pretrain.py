@@ -92,7 +92,7 @@ def pretrain(
         zero_stage=zero_stage,
     )
     # Of processes that ZeRO has let go, one can do the rest.
-    first = int(os.environ.get('RANK', 0)) == 0
+    first = launcher == 'none' or int(os.environ.get('RANK', 0)) == 0
     if with_zero and not first:
         return None
     last = find_latest_checkpoint(work_dir)

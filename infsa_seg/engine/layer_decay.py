@@ -19,6 +19,9 @@ class LayerDecayConstructor(DefaultOptimWrapperConstructor):
     token. Everything else in ``paramwise_cfg`` keeps its meaning.
 
     It goes with any model whose ``backbone`` is an ``InfViT``.
+
+    Raises:
+        ValueError: The backbone of the model has no ``layers``.
     """
 
     def add_params(
@@ -35,7 +38,13 @@ class LayerDecayConstructor(DefaultOptimWrapperConstructor):
             return
         # Once, with the whole model.
         rate = self.paramwise_cfg.get('decay_rate', 1.0)
-        num_layers = len(module.backbone.layers)
+        layers = getattr(getattr(module, 'backbone', None), 'layers', None)
+        if layers is None:
+            raise ValueError(
+                'LayerDecayConstructor: the model has no backbone with '
+                'layers, such as InfViT; use the default constructor'
+            )
+        num_layers = len(layers)
         names = {id(p): name for name, p in module.named_parameters()}
         for group in params[first:]:
             (parameter,) = group['params']

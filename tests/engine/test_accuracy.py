@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 import torch
+from mmengine.dataset import DefaultSampler
 from mmengine.evaluator import Evaluator
 from mmengine.structures import BaseDataElement
 from mmseg.registry import METRICS
@@ -40,6 +41,38 @@ def test_equals_counting_by_hand():
         for k in (1, 3, 5)
     }
     assert evaluator.evaluate(60) == pytest.approx(expected)
+
+
+def one_of_two(rank, folder, scores, labels):
+    torch.distributed.init_process_group(
+        'gloo', f'file://{folder}/store', rank=rank, world_size=2
+    )
+    evaluator = Evaluator(TopKAccuracy((1, 2)))
+    indices = list(DefaultSampler(labels, shuffle=False))
+    for start in range(0, len(indices), 2):
+        evaluator.process(
+            [sample(scores[i], labels[i]) for i in indices[start : start + 2]]
+        )
+    metrics = evaluator.evaluate(len(labels))
+    torch.save(metrics, f'{folder}/{rank}.pt')
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_count_what_one_does(tmp_path, monkeypatch):
+    """Of five pictures they see six, in batches of two."""
+    monkeypatch.chdir(tmp_path)  # where mmengine collects
+    scores = torch.rand(5, 4)
+    labels = scores.argmax(1).tolist()
+    # Where the first picture, seen twice, was wrong and the rest right.
+    labels[0] = int(scores[0].argmin())
+    # Forked: nothing has to be imported again.
+    torch.multiprocessing.start_processes(
+        one_of_two, (tmp_path, scores, labels), 2, start_method='fork'
+    )
+    for rank in range(2):
+        assert torch.load(tmp_path / f'{rank}.pt') == pytest.approx(
+            {'accuracy/top1': 80, 'accuracy/top2': 80}
+        )
 
 
 def test_samples_that_pad_the_last_batch_do_not_count():

@@ -74,3 +74,8 @@ def test_goes_with_a_segmentor():
     assert groups['backbone.patch_embed.projection.bias'][
         'lr'
     ] == pytest.approx(1e-4)
+
+
+def test_needs_a_backbone_with_layers():
+    with pytest.raises(ValueError, match='no backbone with layers'):
+        build(torch.nn.Linear(2, 2), 0.5)

@@ -78,6 +78,7 @@ class ClsDataPreprocessor(BaseDataPreprocessor):
         inputs = _stack([self._normalise(x) for x in data['inputs']])
         samples = data.get('data_samples')
         if training and self.batch_augments:
+            assert samples is not None and self.num_classes is not None
             scores = one_hot(samples, self.num_classes).to(inputs.device)
             for augment in self.batch_augments:
                 inputs, scores = augment(inputs, scores)
