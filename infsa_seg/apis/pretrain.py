@@ -186,7 +186,7 @@ def export_backbone(
     }
     with atomic_path(out) as part:
         torch.save({'state_dict': state, 'meta': meta}, part)
-    print_log(f'{out}: backbone of {checkpoint}', logger='current')
+    print_log(f'{out}: the backbone, ready for init_cfg', logger='current')
 
 
 def _check(cfg: Config, target: Path, zero_stage: int | None) -> None:

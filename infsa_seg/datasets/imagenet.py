@@ -89,6 +89,9 @@ class ImageNet(BaseDataset):
         classes = self._find_classes({item.name for item in found})
         self._metainfo['classes'] = classes
         labels = {name: index for index, name in enumerate(classes)}
+        for index, name in enumerate(classes):
+            # A line of a file of classes may go on after the name.
+            labels.setdefault(name.split()[0], index)
         left_out = self._read_broken()
         data_list = []
         for item in found:
@@ -123,8 +126,7 @@ class ImageNet(BaseDataset):
                 f'{given}: no such file of classes (metainfo.classes)'
             )
         if given:
-            # A line of a file may go on after the name.
-            return tuple(name.split()[0] for name in given)
+            return tuple(given)
         source = os.path.join(self.data_root, self.class_folder)
         if os.path.isdir(source):
             return tuple(_sorted_folders(source))

@@ -131,6 +131,12 @@ def test_classes_of_a_file(root):
         root, 'val', metainfo=dict(classes=str(root / 'classes.txt'))
     )
     assert labels(dataset)['val/n03/n03_0.JPEG'] == 0
+    # Names of folders may have blanks themselves.
+    (root / 'val/n03').rename(root / 'val/hot dog')
+    names = ('n01', 'n02', 'hot dog')
+    dataset = build(root, 'val', metainfo=dict(classes=names))
+    assert labels(dataset)['val/hot dog/n03_0.JPEG'] == 2
+    assert dataset.metainfo['classes'] == names
 
 
 class TestMistakes:
