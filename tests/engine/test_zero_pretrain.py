@@ -9,9 +9,9 @@ pytest.importorskip('deepspeed')
 
 from infsa_seg.apis.pretrain import pretrain
 from infsa_seg.engine import ZeroFolder
-from tests.tools.test_pretrain import folder
+from tests.tools.test_pretrain import folder, no_layout_of_configs
 
-__all__ = ['folder']
+__all__ = ['folder', 'no_layout_of_configs']
 
 
 def test_divided_weights_in_bf16_are_exported_whole(folder, tmp_path):
