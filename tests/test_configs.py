@@ -20,7 +20,7 @@ README = ROOT / 'README.md'
 CONFIGS = sorted(
     str(path.relative_to(ROOT / 'configs'))
     for path in (ROOT / 'configs').rglob('*.py')
-    if '_base_' not in path.parts
+    if not {'_base_', 'pretrain'} & {*path.parts}
 )
 HAS_MIM = Path(infsa_seg.__file__).parent.joinpath('.mim', 'configs').is_dir()
 

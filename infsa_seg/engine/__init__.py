@@ -1,6 +1,7 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """What training and testing need beside models and data."""
 
+from .accuracy import TopKAccuracy
 from .files import AtomicBackend, atomic_path
 from .hooks import (
     DeadHeadsHook,
@@ -14,6 +15,7 @@ from .hooks import (
     SetEpochHook,
     WeightsFitHook,
 )
+from .layer_decay import LayerDecayConstructor
 from .log_processor import ShortLogProcessor
 from .train_loop import SeededTrainLoop
 from .zero_checkpoint import ZeroFolder, require_deepspeed
@@ -25,6 +27,7 @@ __all__ = [
     'DiscountsHook',
     'EMAHook',
     'InputVisualizationHook',
+    'LayerDecayConstructor',
     'MetersHook',
     'NonFiniteError',
     'NonFiniteHook',
@@ -32,6 +35,7 @@ __all__ = [
     'SeededTrainLoop',
     'SetEpochHook',
     'ShortLogProcessor',
+    'TopKAccuracy',
     'WeightsFitHook',
     'ZeroFolder',
     'ZeroStrategy',

@@ -2,6 +2,7 @@
 """Models, registered so that a plain mmsegmentation config can name them."""
 
 from .backbones import InfViT
+from .classifiers import ClsDataPreprocessor, InfViTClassifier
 from .decode_heads import BandSegHead
 from .losses import BandCrossEntropyLoss, BandDiceLoss
 from .segmentors import BandEncoderDecoder
@@ -11,5 +12,7 @@ __all__ = [
     'BandDiceLoss',
     'BandEncoderDecoder',
     'BandSegHead',
+    'ClsDataPreprocessor',
     'InfViT',
+    'InfViTClassifier',
 ]

@@ -1,0 +1,31 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+# About 20 minutes on two CPU cores.
+_base_ = './schedule_deit.py'
+
+optim_wrapper = dict(optimizer=dict(lr=2e-3))
+param_scheduler = [
+    dict(
+        type='LinearLR',
+        start_factor=1e-3,
+        begin=0,
+        end=2,
+        convert_to_iter_based=True,
+    ),
+    dict(
+        type='CosineAnnealingLR',
+        eta_min_ratio=1e-2,
+        begin=2,
+        end=15,
+        convert_to_iter_based=True,
+    ),
+]
+train_cfg = dict(max_epochs=15, val_interval=5)
+# Of about an epoch, and of less at the start.
+custom_hooks = [
+    dict(
+        type='EMAHook',
+        ema_type='MomentumAnnealingEMA',
+        momentum=5e-3,
+        gamma=10,
+    )
+]

@@ -1,0 +1,5 @@
+# Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
+# Softmax attention, for comparison.
+_base_ = './infvit-4x128_neumann_tiny-imagenet-50.py'
+
+model = dict(backbone=dict(attn_cfg=dict(variant='softmax')))
