@@ -3,6 +3,7 @@
 
 from .checkpoints import convert_zero
 from .config import load_config
+from .estimate import Estimate, describe_estimate, estimate_memory
 from .infer import InferResult, infer
 from .inference import inference, init_model
 from .large import (
@@ -17,11 +18,14 @@ from .large import (
 from .runner import evaluate, train
 
 __all__ = [
+    'Estimate',
     'InferResult',
     'LargeOptions',
     'LargeResult',
     'LargeResults',
     'convert_zero',
+    'describe_estimate',
+    'estimate_memory',
     'evaluate',
     'infer',
     'infer_large',
