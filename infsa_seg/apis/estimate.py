@@ -74,22 +74,12 @@ class Estimate:
     @property
     def backward_bytes(self) -> int:
         """Most memory before the optimizer's step."""
-        return (
-            self.shares.held
-            + self.shares.gradients
-            + self.shares.buffers
-            + self.activations.peak
-        )
-
-    @property
-    def update_bytes(self) -> int:
-        """Memory during the optimizer's step."""
-        return self.shares.held + self.shares.gradients + self.shares.update
+        return self.shares.backward + self.activations.peak
 
     @property
     def peak_bytes(self) -> int:
         """Most memory of a rank."""
-        return max(self.backward_bytes, self.update_bytes)
+        return max(self.backward_bytes, self.shares.update)
 
 
 def estimate_memory(
@@ -391,13 +381,14 @@ def describe_estimate(
     ]
     sizes = {
         'weights': shares.weights,
+        'gathered weights of others': shares.gathered,
         'gradients': shares.gradients,
         'optimizer': shares.optimizer,
         'buffers of ZeRO': shares.buffers,
         'activations, at most': found.activations.peak,
         'of them kept for the backward pass': found.activations.kept,
         'peak before the update': found.backward_bytes,
-        'peak during the update': found.update_bytes,
+        'peak during the update': shares.update,
     }
     lines += _table(
         ['memory per rank', 'bytes'],

@@ -162,28 +162,36 @@ class ZeroShares:
     """What a rank holds of the weights and what belongs to them, in bytes.
 
     Attributes:
-        weights: with which it computes; in stage 3 the rank's share, and all
-            of them while they are needed.
-        gradients: that it keeps until the optimizer's step.
+        weights: that it keeps.
+        gathered: weights of others, in the forward and the backward pass.
+        gradients: that the backward pass leaves.
         optimizer: moments of Adam, and float32 masters of the weights where
             ZeRO or half precision asks for them.
-        buffers: in which gradients are collected during the backward pass.
-        update: copies during the optimizer's step, when activations and
-            buffers are gone.
+        buffers: in which gradients are collected in the backward pass.
+        held: between two steps, gradients of plain training aside.
+        update: the most while the optimizer works.
         sent: by this rank in one step, gradients and weights.
     """
 
     weights: int
+    gathered: int
     gradients: int
     optimizer: int
     buffers: int
+    held: int
     update: int
     sent: int
 
     @property
-    def held(self) -> int:
-        """Bytes between two steps, gradients aside."""
-        return self.weights + self.optimizer
+    def backward(self) -> int:
+        """Bytes in the backward pass, activations aside."""
+        return (
+            self.weights
+            + self.gathered
+            + self.gradients
+            + self.optimizer
+            + self.buffers
+        )
 
 
 # DeepSpeed's default of zero_optimization.reduce_bucket_size, in numbers.
@@ -212,12 +220,15 @@ def zero_shares(
       backward pass. Networks of less than a billion weights are by default
       held in full from one to the other.
 
+    Adam works on a rank's share as one piece, and makes two copies of it.
+
     Args:
         trained, frozen: numbers of weights.
         ranks: R, of the whole job.
         stage: 0 to 3.
         half: weights and gradients take two bytes each, not four.
-        bucket: numbers in the buffer in which gradients are collected.
+        bucket: numbers in the buffer in which gradients are collected; as
+            large as it is, however small the network.
 
     Raises:
         ValueError: there is no such stage.
@@ -226,24 +237,40 @@ def zero_shares(
         raise ValueError(f'ZeRO has stages 0 to 3, not {stage}')
     width = 2 if half else 4
     total = width * (trained + frozen)
-    share = -(-trained // ranks)
     once = width * trained * (ranks - 1) // ranks
     if stage == 0:
-        masters = 4 * trained if half else 0
-        flat = width * trained if ranks > 1 else 0
+        gradients = width * trained
+        optimizer = (12 if half else 8) * trained
+        # In float32 for the masters, or in one piece for the sum.
+        copies = 4 * trained if half or ranks > 1 else 0
+        held = total + optimizer
+        update = held + gradients + copies
+        return ZeroShares(
+            total, 0, gradients, optimizer, 0, held, update, 2 * once
+        )
+    share = -(-trained // ranks)
+    optimizer, buffers = 12 * share, width * bucket
+    if stage < 3:
+        held = total + optimizer
         return ZeroShares(
             weights=total,
-            gradients=width * trained,
-            optimizer=8 * trained + masters,
-            buffers=0,
-            update=max(flat, masters),
-            sent=2 * once,
+            gathered=0,
+            gradients=width * (trained if stage == 1 else share),
+            optimizer=optimizer,
+            buffers=buffers,
+            held=held,
+            update=held + 12 * share,
+            sent=3 * once,
         )
+    weights = -(-total // ranks)
+    held = weights + width * share + optimizer + buffers
     return ZeroShares(
-        weights=total,
-        gradients=width * (trained if stage == 1 else share),
-        optimizer=12 * share,
-        buffers=width * bucket + (total // ranks if stage == 3 else 0),
-        update=4 * share + (width * share if stage < 3 else 0),
+        weights=weights,
+        gathered=total,
+        gradients=width * share,
+        optimizer=optimizer,
+        buffers=buffers,
+        held=held,
+        update=held + (12 if half else 16) * share,
         sent=3 * once,
     )
