@@ -257,8 +257,10 @@ def in_processes(case, args):
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             subprocess.Popen(
-                [sys.executable, __file__, str(case), *options]
-                + ['--rank', str(rank), '--folder', folder]
+                [
+                    *(sys.executable, __file__, str(case), *options),
+                    *('--rank', str(rank), '--folder', folder),
+                ]
             )
             for rank in range(case.ranks)
         ]
@@ -373,10 +375,11 @@ def main():
         if len(by_size) > 2:
             x = [2 * math.log(size) for size in by_size]
             y = [math.log(value) for value in by_size.values()]
+            power = np.polyfit(x, y, 1)[0]
             how = 'with' if recompute else 'without'
             print(
                 f'activations of {arch} on {ranks}, {how} recomputation, '
-                f'grow with pixels to the power of {np.polyfit(x, y, 1)[0]:.2f}'
+                f'grow with pixels to the power of {power:.2f}'
             )
 
 

@@ -254,6 +254,7 @@ class _Step:
             ),
         )
         self.rows = heights[self.rank].num_rows
+        self.parallel: Any = AbsentRanks(spatial, self.rank)
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -278,7 +279,7 @@ class _Step:
             SegmentorNetwork(model),
             pixels,
             self.height,
-            AbsentRanks(self.spatial, self.rank),
+            self.parallel,
             recompute=model.backbone.with_cp,
         )
         return _loss(model.decode_head, result.logits, label, result.place)

@@ -9,7 +9,6 @@ and what an allocator wastes is not in it.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from infsa_seg.ops import Rows, split_rows
 
@@ -57,6 +54,8 @@ def foresee_activations(
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         shadow = _without_contents(module, half)
+        if half:
+            normalise_in_float(shadow)
         weights = list(shadow.parameters())
         for weight in weights:
             if weight.requires_grad:
@@ -64,10 +63,8 @@ def foresee_activations(
         grads = [w.grad for w in weights if w.grad is not None]
         known = [*weights, *grads, *shadow.buffers()]
     # The mode itself ends here: small tensors of indices need contents.
-    with Tracker(known) as tracker, contextlib.ExitStack() as stack:
-        if half:
-            stack.enter_context(_FloatNorms())
-            stack.enter_context(torch.autocast('cpu', torch.bfloat16))
+    autocast = torch.autocast('cpu', torch.bfloat16, enabled=half)
+    with Tracker(known) as tracker, autocast:
         blank = [weights[0].new_empty(x.shape, dtype=x.dtype) for x in inputs]
         loss = step(shadow, *blank)
         kept = tracker.alive
@@ -78,8 +75,11 @@ def foresee_activations(
 def _without_contents(module: nn.Module, half: bool) -> nn.Module:
     """A copy of tensors without contents; weights are not copied for it."""
     memo: dict[int, Any] = {}
+    exempt = {id(p) for norm in _norms(module) for p in norm.parameters()}
     for tensor in module.parameters():
-        dtype = torch.bfloat16 if half else tensor.dtype
+        dtype = tensor.dtype
+        if half and id(tensor) not in exempt:
+            dtype = torch.bfloat16
         empty = torch.empty(tensor.shape, dtype=dtype)
         memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad)
     for tensor in module.buffers():
@@ -90,19 +90,18 @@ def _without_contents(module: nn.Module, half: bool) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-class _FloatNorms(TorchFunctionMode):
-    """On GPUs autocast normalises in float32, on CPUs it does not."""
+def normalise_in_float(module: nn.Module) -> None:
+    """Let norms see float32, as autocast does on GPUs and not on CPUs.
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func is F.layer_norm:
-            args = [x.float() if isinstance(x, Tensor) else x for x in args]
-            kwargs = {
-                name: x.float() if isinstance(x, Tensor) else x
-                for name, x in (kwargs or {}).items()
-            }
-        return func(*args, **(kwargs or {}))
+    Args:
+        module: its norms have weights in float32.
+    """
+    for norm in _norms(module):
+        norm.register_forward_pre_hook(lambda _, args: (args[0].float(),))
+
+
+def _norms(module: nn.Module) -> list[nn.Module]:
+    return [m for m in module.modules() if isinstance(m, nn.LayerNorm)]
 
 
 class AbsentRanks:
