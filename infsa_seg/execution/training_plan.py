@@ -215,9 +215,10 @@ def zero_shares(
     * Stages 1 and 2: the optimizer is divided; in stage 2 the gradients too.
       Gradients are summed in full in both cases (each rank then drops what is
       not its own), and the new weights are gathered.
-    * Stage 3: weights are divided too, gathered for the forward and the
-      backward pass. Networks of less than a billion weights are by default
-      held in full from one to the other.
+    * Stage 3: weights are divided too, and gathered for the forward and the
+      backward pass. By default a network of less than a billion weights may
+      stay gathered from one to the other: it is counted in full, and the
+      second gathering too, so that memory and traffic are at most these.
 
     Adam works on a rank's share as one piece, and makes two copies of it.
 
