@@ -3,7 +3,8 @@
 
 from .checkpoints import convert_zero
 from .config import load_config
-from .estimate import Estimate, describe_estimate, estimate_memory
+from .estimate import Estimate, estimate_memory
+from .estimate_report import describe_estimate
 from .infer import InferResult, infer
 from .inference import inference, init_model
 from .large import (

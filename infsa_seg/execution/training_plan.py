@@ -82,11 +82,11 @@ def _without_contents(module: nn.Module, half: bool) -> nn.Module:
             dtype = torch.bfloat16
         empty = torch.empty(tensor.shape, dtype=dtype)
         memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad)
-    for tensor in module.buffers():
-        dtype = tensor.dtype
+    for buffer in module.buffers():
+        dtype = buffer.dtype
         if half and dtype.is_floating_point:
             dtype = torch.bfloat16
-        memo[id(tensor)] = torch.empty(tensor.shape, dtype=dtype)
+        memo[id(buffer)] = torch.empty(buffer.shape, dtype=dtype)
     return copy.deepcopy(module, memo)
 
 
