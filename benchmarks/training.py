@@ -19,6 +19,7 @@ import datetime
 import json
 import logging
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -254,13 +255,17 @@ def in_processes(case, args):
     for name in ('steps', 'classes', 'variant', 'ffn', 'threads', 'lr'):
         options += [f'--{name}', str(getattr(args, name))]
     options += ['--head-channels', str(args.head_channels)]
+    # The allocator gives back what is freed, so that peaks are of what was
+    # in use.
+    env = {'MALLOC_MMAP_THRESHOLD_': str(2**20), **os.environ}
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             subprocess.Popen(
                 [
                     *(sys.executable, __file__, str(case), *options),
                     *('--rank', str(rank), '--folder', folder),
-                ]
+                ],
+                env=env,
             )
             for rank in range(case.ranks)
         ]
