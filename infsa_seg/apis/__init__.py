@@ -3,6 +3,8 @@
 
 from .checkpoints import convert_zero
 from .config import load_config
+from .estimate import Estimate, estimate_memory
+from .estimate_report import describe_estimate
 from .infer import InferResult, infer
 from .inference import inference, init_model
 from .large import (
@@ -17,11 +19,14 @@ from .large import (
 from .runner import evaluate, train
 
 __all__ = [
+    'Estimate',
     'InferResult',
     'LargeOptions',
     'LargeResult',
     'LargeResults',
     'convert_zero',
+    'describe_estimate',
+    'estimate_memory',
     'evaluate',
     'infer',
     'infer_large',

@@ -23,9 +23,18 @@ from .spatial_parallel import (
 )
 from .streaming import Streaming
 from .token_store import FileStore, RamStore, TokenStore
+from .training_plan import (
+    AbsentRanks,
+    Activations,
+    ZeroShares,
+    foresee_activations,
+    zero_shares,
+)
 from .whole import TensorImage, run_bands, run_whole
 
 __all__ = [
+    'AbsentRanks',
+    'Activations',
     'BandLogits',
     'Communication',
     'FileStore',
@@ -41,9 +50,11 @@ __all__ = [
     'Streaming',
     'TensorImage',
     'TokenStore',
+    'ZeroShares',
     'class_rows',
     'classify',
     'communication',
+    'foresee_activations',
     'format_bytes',
     'make_plan',
     'matmul_rate',
@@ -54,4 +65,5 @@ __all__ = [
     'run_bands',
     'run_whole',
     'spatial_forward',
+    'zero_shares',
 ]

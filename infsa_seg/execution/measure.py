@@ -135,7 +135,7 @@ def _measure_bands(
         valid = torch.ones(grid.rows, grid.columns, dtype=torch.bool)
         # Between valid ones, for the ends would be cut off.
         valid[:, 1 : grid.columns - 1 : _EVERY] = False
-    tracker = _Tracker(_weights(network))
+    tracker = Tracker(_weights(network))
     layout = Layout(*grid.shape, valid)
     streaming = Streaming(
         network,
@@ -215,7 +215,7 @@ class _Mark(NamedTuple):
     flops: int
 
 
-class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations, and the bytes of tensors that are alive.
 
     Args:
@@ -224,22 +224,24 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         marks: the most bytes, and operations of matrix products and
             convolutions, since the mark before.
+        alive: bytes now.
+        peak: the most bytes since the last mark.
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.marks: list[_Mark] = []
         self._flops = 0
-        self._alive = 0
-        self._peak = 0
+        self.alive = 0
+        self.peak = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet(
             tensor.untyped_storage() for tensor in known
         )
 
     def mark(self) -> None:
         """Begin anew."""
-        self.marks.append(_Mark(self._peak, self._flops))
-        self._peak, self._flops = self._alive, 0
+        self.marks.append(_Mark(self.peak, self._flops))
+        self.peak, self._flops = self.alive, 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -260,12 +262,12 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage in self._seen:
             return
         self._seen.add(storage)
-        self._alive += storage.nbytes()
-        self._peak = max(self._peak, self._alive)
+        self.alive += storage.nbytes()
+        self.peak = max(self.peak, self.alive)
         weakref.finalize(storage, self._free, storage.nbytes())
 
     def _free(self, nbytes: int) -> None:
-        self._alive -= nbytes
+        self.alive -= nbytes
 
 
 class _NoImage:

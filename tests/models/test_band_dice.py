@@ -144,5 +144,5 @@ def test_errors():
         BandDiceLoss()(logits, label, torch.ones(2, 4, 4))
     with pytest.raises(ValueError, match='eps=-1'):
         BandDiceLoss(eps=-1)
-    with pytest.raises(IndexError, match='label -1 is none of the 5'):
+    with pytest.raises(ValueError, match='label -1 is none of the 5'):
         BandDiceLoss()(logits, label.fill_(-1))

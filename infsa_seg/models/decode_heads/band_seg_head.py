@@ -78,6 +78,11 @@ class BandSegHead(BaseDecodeHead):
         """Whether all losses are in strips, so that a band will do."""
         return 0 < len(self._band_losses) == len(self._losses)
 
+    @property
+    def max_logits(self) -> int:
+        """Numbers of resized logits that losses in strips hold at most."""
+        return max(loss.max_logits for loss in self._band_losses)
+
     def _check_loss(self) -> None:
         names = [type(loss).__name__ for loss in self._band_losses]
         if not names:

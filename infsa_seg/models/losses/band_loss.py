@@ -79,7 +79,7 @@ class BandLoss(nn.Module):
         Raises:
             ValueError: for a single class, or if ``max_logits`` does not
                 allow a single pixel.
-            IndexError: a label is no class and not ``ignore_index``.
+            ValueError: a label is no class and not ``ignore_index``.
         """
         num_classes = seg_logits.shape[1]
         name = type(self).__name__

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from infsa_seg.ops import (
     Axis,
@@ -72,7 +73,7 @@ class Strips:
 
     Raises:
         ValueError: ``max_logits`` does not allow a single pixel.
-        IndexError: a label is no class and not ``ignore_index``.
+        ValueError: a label is no class and not ``ignore_index``.
     """
 
     label: Tensor
@@ -89,10 +90,15 @@ class Strips:
                 f'{batch} images needs with {self.num_classes} classes, '
                 f'{needed}'
             )
+        # Where memory is foreseen, labels have no contents.
+        if not isinstance(self.label, FakeTensor):
+            self._check_label()
+
+    def _check_label(self) -> None:
         strange = (self.label < 0) | (self.label >= self.num_classes)
         strange &= self.label != self.ignore_index
         if strange.any():
-            raise IndexError(
+            raise ValueError(
                 f'label {int(self.label[strange][0])} is none of the '
                 f'{self.num_classes} classes and not the ignored '
                 f'{self.ignore_index}'
