@@ -42,7 +42,7 @@ def run_tool(num_processes, *command):
         start_new_session=True,
     )
     try:
-        out, _ = process.communicate(timeout=300)
+        out, _ = process.communicate(timeout=600)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -54,7 +54,7 @@ def train(config, work_dir, *options):
     )
     try:
         # The others are not left waiting for the one that is gone.
-        out, _ = process.communicate(timeout=300)
+        out, _ = process.communicate(timeout=600)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -91,7 +91,7 @@ def test_zero_2_with_a_band_on_each_host(hosts, tmp_path):
     (tmp_path / 'cases.json').write_text(json.dumps(CASES))
     nodes = [start(name, address, tmp_path) for name, address in hosts.items()]
     try:
-        outputs = [node.communicate(timeout=300)[0] for node in nodes]
+        outputs = [node.communicate(timeout=600)[0] for node in nodes]
     finally:
         for node in nodes:
             if node.poll() is None:
