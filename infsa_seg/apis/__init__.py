@@ -16,7 +16,9 @@ from .large import (
     large_choices,
     plan_large_image,
 )
+from .pretrain import PretrainResult, export_backbone, pretrain
 from .runner import evaluate, train
+from .to_infvit import convert_to_infvit
 
 __all__ = [
     'Estimate',
@@ -24,10 +26,13 @@ __all__ = [
     'LargeOptions',
     'LargeResult',
     'LargeResults',
+    'PretrainResult',
+    'convert_to_infvit',
     'convert_zero',
     'describe_estimate',
     'estimate_memory',
     'evaluate',
+    'export_backbone',
     'infer',
     'infer_large',
     'infer_large_image',
@@ -36,5 +41,6 @@ __all__ = [
     'large_choices',
     'load_config',
     'plan_large_image',
+    'pretrain',
     'train',
 ]
