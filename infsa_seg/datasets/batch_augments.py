@@ -38,8 +38,10 @@ class BatchRandomErasing:
         require_kornia()
         from kornia.augmentation import RandomErasing
 
+        # A config has lists.
+        (least, most), (flat, high) = area_range, aspect_range
         self._erase = RandomErasing(
-            tuple(area_range), tuple(aspect_range), value=0.0, p=prob
+            (least, most), (flat, high), value=0.0, p=prob
         )
 
     def __call__(
