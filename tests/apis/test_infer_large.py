@@ -71,7 +71,9 @@ def test_files_say_what_they_are(model, tmp_path):
     shares = read(result.written[1])
     assert shares.shape == (3, 70, 90)
     assert np.allclose(shares.sum(0), 1, atol=5e-3)
-    assert (shares.argmax(0) == mask).mean() > 0.999
+    chosen = np.take_along_axis(shares, mask[None].astype(int), 0)[0]
+    # Of classes that float16 cannot tell apart either may be the one.
+    assert (chosen >= shares.max(0) - 2.0**-11).all()
     importance = read(result.written[2])[0]
     assert importance.shape == (9, 12)
     assert importance.mean() == pytest.approx(1, abs=1e-3)
