@@ -22,8 +22,9 @@ demo: $(VENV)/installed
 	    scene:2048 --out $(DEMO_DIR)/large --max-memory 2GiB --overview \
 	    --overwrite
 
+# A file's tests stay together: they share what they have trained.
 test: $(VENV)/installed-tests
-	$(RUN) -m pytest
+	$(RUN) -m pytest --numprocesses auto --dist loadfile
 
 slow: $(VENV)/installed-tests
 	$(RUN) -m pytest -m slow

@@ -1,6 +1,7 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """What holds for every test: seeds, threads, poisoned memory, shared data."""
 
+import os
 import random
 import signal
 from pathlib import Path
@@ -17,7 +18,9 @@ SHARED = Path(__file__).parents[2] / 'shared'
 
 def pytest_configure():
     """Make runs repeatable, and reads of uninitialised memory show."""
-    torch.set_num_threads(2)
+    # Where pytest-xdist has a process for each core, one thread in each.
+    alone = 'PYTEST_XDIST_WORKER' not in os.environ
+    torch.set_num_threads(2 if alone else 1)
     # A shell's background jobs ignore Ctrl-C, and so would our processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # In this mode torch fills what `torch.empty` returns with NaN, or with
