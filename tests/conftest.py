@@ -1,9 +1,11 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """What holds for every test: seeds, threads, poisoned memory, shared data."""
 
+import logging
 import os
 import random
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,16 @@ def fixed_seeds():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def open_streams():
+    """Loggers may hold the captured output of an earlier test."""
+    for logger in logging.Logger.manager.loggerDict.values():
+        for handler in getattr(logger, 'handlers', ()):
+            is_plain = type(handler) is logging.StreamHandler
+            if is_plain and handler.stream.closed:
+                handler.setStream(sys.stderr)
 
 
 @pytest.fixture
