@@ -23,11 +23,13 @@ demo: $(VENV)/installed
 	    --overwrite
 
 # A file's tests stay together: they share what they have trained.
+PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
 test: $(VENV)/installed-tests
-	$(RUN) -m pytest --numprocesses auto --dist loadfile
+	$(PYTEST)
 
 slow: $(VENV)/installed-tests
-	$(RUN) -m pytest -m slow
+	$(PYTEST) -m slow
 
 lint: $(VENV)/installed-dev
 	$(RUN) -m ruff check

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from mmengine.logging import MMLogger
 
 import infsa_seg  # noqa: F401 (before any test imports mmseg.models)
 
@@ -45,11 +46,13 @@ def fixed_seeds():
 @pytest.fixture(autouse=True)
 def open_streams():
     """Loggers may hold the captured output of an earlier test."""
-    for logger in logging.Logger.manager.loggerDict.values():
+    loggers = logging.Logger.manager.loggerDict | MMLogger._instance_dict
+    for logger in loggers.values():
         for handler in getattr(logger, 'handlers', ()):
             is_plain = type(handler) is logging.StreamHandler
             if is_plain and handler.stream.closed:
-                handler.setStream(sys.stderr)
+                # setStream would flush the closed one.
+                handler.stream = sys.stderr
 
 
 @pytest.fixture
