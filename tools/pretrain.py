@@ -24,26 +24,7 @@ def main() -> None:
         help='where the backbone goes; backbone.pth in the work directory '
         'if not given',
     )
-    parser.add_argument(
-        '--resume',
-        nargs='?',
-        const=True,
-        default=False,
-        metavar='CHECKPOINT',
-        help='go on from this checkpoint, or from the last one in the work '
-        'directory',
-    )
-    parser.add_argument(
-        '--amp', action='store_true', help='train in mixed precision'
-    )
-    parser.add_argument(
-        '--zero-stage',
-        type=int,
-        choices=range(4),
-        metavar='N',
-        help="share the optimizer's state (1), gradients (2) and weights (3) "
-        "between the processes with DeepSpeed's ZeRO; 0 shares nothing",
-    )
+    cli.add_train_arguments(parser)
     result = pretrain(**cli.parse_run_arguments(parser))
     if result is not None:
         for name, value in result.metrics.items():

@@ -15,26 +15,7 @@ def main() -> None:
     parser = ArgumentParser(description='Train a segmentor')
     cli.add_config_arguments(parser)
     cli.add_run_arguments(parser)
-    parser.add_argument(
-        '--resume',
-        nargs='?',
-        const=True,
-        default=False,
-        metavar='CHECKPOINT',
-        help='go on from this checkpoint, or from the last one in the work '
-        'directory',
-    )
-    parser.add_argument(
-        '--amp', action='store_true', help='train in mixed precision'
-    )
-    parser.add_argument(
-        '--zero-stage',
-        type=int,
-        choices=range(4),
-        metavar='N',
-        help="share the optimizer's state (1), gradients (2) and weights (3) "
-        "between the processes with DeepSpeed's ZeRO; 0 shares nothing",
-    )
+    cli.add_train_arguments(parser)
     parser.add_argument(
         '--spatial-parallel-size',
         type=cli.positive,

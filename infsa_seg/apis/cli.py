@@ -69,6 +69,30 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
 
 
+def add_train_arguments(parser: ArgumentParser) -> None:
+    """Add how to train: from where on, how precisely, shared by whom."""
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const=True,
+        default=False,
+        metavar='CHECKPOINT',
+        help='go on from this checkpoint, or from the last one in the work '
+        'directory',
+    )
+    parser.add_argument(
+        '--amp', action='store_true', help='train in mixed precision'
+    )
+    parser.add_argument(
+        '--zero-stage',
+        type=int,
+        choices=range(4),
+        metavar='N',
+        help="share the optimizer's state (1), gradients (2) and weights (3) "
+        "between the processes with DeepSpeed's ZeRO; 0 shares nothing",
+    )
+
+
 def parse_run_arguments(parser: ArgumentParser) -> dict[str, Any]:
     """The arguments by name, ready for the function of the tool."""
     args = vars(parser.parse_args())

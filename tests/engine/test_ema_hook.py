@@ -51,7 +51,7 @@ def test_it_is_ours_and_does_what_the_base_does(tmp_path):
     average = weights[0]
     for weight in weights[1:]:
         average = 0.9 * average + 0.1 * weight
-    content = torch.load(tmp_path / 'iter_6.pth', weights_only=False)
+    content = torch.load(tmp_path / 'iter_6.pth', weights_only=True)
     assert np.allclose(content['state_dict']['weight'], average, atol=1e-6)
     kept = content['ema_state_dict']
     assert np.array_equal(kept['module.weight'], weights[-1])

@@ -72,7 +72,7 @@ def test_one_line_says_what_where_and_from_where_to_go_on(
 @pytest.mark.parametrize('pair', [BAD, STEEP])
 def test_weights_are_those_of_the_last_good_step(tmp_path, pair):
     runner, _ = run(tmp_path, [GOOD, GOOD, pair])
-    saved = torch.load(tmp_path / 'iter_2.pth', weights_only=False)
+    saved = torch.load(tmp_path / 'iter_2.pth', weights_only=True)
     assert torch.equal(runner.model.weight, saved['state_dict']['weight'])
 
 
