@@ -1,7 +1,6 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Every config that pretrains: what it is, and one step on no memory."""
 
-import importlib.util
 from itertools import product
 from pathlib import Path
 
@@ -18,7 +17,6 @@ ARCHS = ('tiny', 'small', 'base', 'l4')
 VARIANTS = ('neumann', 'linear', 'pure', 'softmax')
 IN1K = [f'infvit-{a}_{v}_in1k' for a, v in product(ARCHS, VARIANTS)]
 TINY = [f'infvit-4x128_{v}_tiny-imagenet-50' for v in VARIANTS]
-HAS_KORNIA = importlib.util.find_spec('kornia') is not None
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +26,7 @@ def scope():
 
 
 def read(name):
-    cfg = load_config(FOLDER / f'{name}.py')
-    if not HAS_KORNIA:
-        cfg.model.data_preprocessor.batch_augments = []
-    return cfg
+    return load_config(FOLDER / f'{name}.py')
 
 
 def step(model, inputs):
@@ -133,7 +128,6 @@ def test_the_pictures_that_are_tested():
     assert cfg.test_dataloader == cfg.val_dataloader
 
 
-@pytest.mark.skipif(not HAS_KORNIA, reason='kornia is not installed')
 def test_one_augmented_step():
     cfg = load_config(FOLDER / 'infvit-tiny_linear_in1k.py')
     model = MODELS.build(cfg.model)

@@ -14,18 +14,13 @@ from infsa_seg.datasets import (
 )
 
 
-@pytest.fixture
-def kornia():
-    return pytest.importorskip('kornia')
-
-
 def constant_pictures(batch=16, size=(12, 20)):
     """Picture b is b everywhere, and shows itself whatever is mixed."""
     numbers = torch.arange(batch, dtype=torch.float64).view(-1, 1, 1, 1)
     return numbers.expand(batch, 3, *size).clone(), torch.eye(batch).double()
 
 
-def test_cutmix_weighs_labels_by_the_pasted_area(kornia):
+def test_cutmix_weighs_labels_by_the_pasted_area():
     inputs, scores = constant_pictures()
     mix = MixUpCutMix(mixup_alpha=0.0)
     partners = set()
@@ -68,7 +63,7 @@ def test_mixup_draws_from_beta():
     assert abs(outer - expected) < 0.03
 
 
-def test_mixing_keeps_what_the_labels_sum_to(kornia):
+def test_mixing_keeps_what_the_labels_sum_to():
     """Already mixed labels can be mixed again."""
     inputs, scores = torch.randn(8, 3, 16, 16), torch.rand(8, 5)
     scores /= scores.sum(1, keepdim=True)
@@ -78,7 +73,7 @@ def test_mixing_keeps_what_the_labels_sum_to(kornia):
         torch.testing.assert_close(scores.sum(1), torch.ones(8))
 
 
-def test_share_of_batches(kornia):
+def test_share_of_batches():
     inputs, scores = constant_pictures(2, (2, 2))
     kinds = {'none': 0, 'mixup': 0, 'cutmix': 0}
     mix = MixUpCutMix(1.0, 1.0, prob=0.5, switch_prob=0.25)
@@ -99,7 +94,7 @@ def test_share_of_batches(kornia):
         MixUpCutMix(0.0, 0.0)
 
 
-def test_erasing_leaves_a_rectangle_at_the_mean(kornia):
+def test_erasing_leaves_a_rectangle_at_the_mean():
     erase = BatchRandomErasing(prob=0.5, area_range=(0.1, 0.3))
     inputs, scores = torch.ones(200, 3, 20, 20), torch.rand(200, 4)
     out, same = erase(inputs, scores)
@@ -114,7 +109,7 @@ def test_erasing_leaves_a_rectangle_at_the_mean(kornia):
         assert mask.sum() == mask.any(1).sum() * mask.any(0).sum()
 
 
-def test_randaugment_changes_pictures_each_by_itself(kornia):
+def test_randaugment_changes_pictures_each_by_itself():
     augment = TRANSFORMS.build(
         dict(type='RandAugment', num_ops=2, magnitude=9)
     )
@@ -127,7 +122,7 @@ def test_randaugment_changes_pictures_each_by_itself(kornia):
     assert len({o.tobytes() for o in outs}) > 6
 
 
-def test_randaugment_gives_kornia_red_first(kornia):
+def test_randaugment_gives_kornia_red_first():
     augment = RandAugment()
     seen = []
     augment._augment = lambda x: seen.append(x) or x

@@ -27,6 +27,12 @@ def run_cases(script, root, cases, num_processes, *args):
 
 def run_tool(num_processes, *command):
     """Run a program in a group of processes; fail as it does."""
+    status, out = run_group(num_processes, *command)
+    assert status == 0, out[-4000:]
+
+
+def run_group(num_processes, *command):
+    """How a group of processes ended, and what it said."""
     process = subprocess.Popen(
         [
             sys.executable,
@@ -46,4 +52,4 @@ def run_tool(num_processes, *command):
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, out[-4000:]
+    return process.returncode, out

@@ -5,7 +5,6 @@ All cases run in one pair of processes, because starting them takes longer
 than everything they do.
 """
 
-import copy
 import pickle
 import shutil
 import subprocess
@@ -15,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.optim import build_optim_wrapper
-from mmengine.registry import PARAM_SCHEDULERS
 
 pytest.importorskip('deepspeed')
 
@@ -27,7 +24,7 @@ from tests.apis.conftest import project, trained
 
 from . import zero_process
 from .processes import run_cases
-from .zero_process import OPTIMIZER, build
+from .zero_process import OPTIMIZER, build, plain_optimizer
 
 __all__ = ['project', 'trained']
 
@@ -139,20 +136,8 @@ def alone():
 def plain(case, steps=5):
     """The same training in this process, by mmengine alone."""
     model, batches = build(**case.get('model', {}))
-    cfg = {
-        'optimizer': OPTIMIZER,
-        **case.get('optim_wrapper', {}),
-        **case.get('like', {}),
-    }
-    wrapper = build_optim_wrapper(model, copy.deepcopy(cfg))
-    scheduler = PARAM_SCHEDULERS.build(
-        dict(
-            type='LinearLR',
-            start_factor=0.5,
-            by_epoch=False,
-            end=5,
-            optimizer=wrapper,
-        )
+    wrapper, scheduler = plain_optimizer(
+        model, {**case.get('optim_wrapper', {}), **case.get('like', {})}
     )
     model.train()
     losses = []

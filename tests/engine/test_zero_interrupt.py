@@ -1,11 +1,6 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """A training under ZeRO of which a process is killed, and which goes on."""
 
-import os
-import signal
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip('deepspeed')
@@ -13,7 +8,7 @@ pytest.importorskip('deepspeed')
 from infsa_seg.engine.zero_checkpoint import ZeroFolder
 from tests.apis.conftest import project
 
-from .processes import CPU, REPO
+from .processes import run_group
 from .test_train_loop import curve
 
 __all__ = ['project']
@@ -37,28 +32,12 @@ default_hooks = dict(
 
 def train(config, work_dir, *options):
     """Two processes; how they ended, and what they said."""
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            *('-m', 'torch.distributed.run'),
-            *('--standalone', '--nproc_per_node=2'),
-            *(str(REPO / 'tools' / 'train.py'), str(config)),
-            *('--work-dir', str(work_dir), '--launcher', 'pytorch'),
-            *('--zero-stage', '2', *options),
-        ],
-        env=os.environ | CPU,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
+    # The others are not left waiting for the one that is gone.
+    return run_group(
+        2,
+        *('tools/train.py', str(config), '--work-dir', str(work_dir)),
+        *('--launcher', 'pytorch', '--zero-stage', '2', *options),
     )
-    try:
-        # The others are not left waiting for the one that is gone.
-        out, _ = process.communicate(timeout=600)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, out
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,9 @@ pytest.importorskip('deepspeed')
 
 from tests.apis.conftest import project
 
-__all__ = ['project']
+from .processes import CPU, REPO
 
-REPO = Path(__file__).parents[2]
+__all__ = ['project']
 
 
 @pytest.mark.slow
@@ -31,14 +30,7 @@ def test_two_processes_train_and_save(project, tmp_path):
             *('train_cfg.max_iters=2', 'train_cfg.val_interval=2'),
             'default_hooks.checkpoint.interval=2',
         ],
-        env=os.environ
-        | {
-            'PYTHON': sys.executable,
-            'PYTHONPATH': str(REPO),
-            'PORT': str(port),
-            'OMP_NUM_THREADS': '1',
-            'DS_ACCELERATOR': 'cpu',
-        },
+        env=os.environ | CPU | {'PYTHON': sys.executable, 'PORT': str(port)},
         capture_output=True,
         text=True,
         check=False,

@@ -2,10 +2,6 @@
 """The foreseen shares of ZeRO against what DeepSpeed holds on two ranks."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,35 +10,16 @@ from infsa_seg.execution import zero_shares
 pytest.importorskip('deepspeed')
 
 from . import zero_memory
+from .processes import run_tool
 from .zero_memory import BUCKET, CASES, WIDTH
 
-REPO = Path(__file__).parents[2]
 WEIGHTS = 8 * (WIDTH * WIDTH + WIDTH)
 
 
 @pytest.fixture(scope='module')
 def measured(tmp_path_factory):
     root = tmp_path_factory.mktemp('memory')
-    done = subprocess.run(
-        [
-            sys.executable,
-            *('-m', 'torch.distributed.run'),
-            *('--standalone', '--nproc_per_node=2'),
-            zero_memory.__file__,
-            str(root),
-        ],
-        env=os.environ
-        | {
-            'PYTHONPATH': str(REPO),
-            'OMP_NUM_THREADS': '1',
-            'DS_ACCELERATOR': 'cpu',
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_tool(2, zero_memory.__file__, str(root))
     found = json.loads((root / 'memory.json').read_text())
     return {(one['stage'], one['half']): one for one in found}
 

@@ -1,7 +1,6 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Processes that share images under ZeRO against one plain process."""
 
-import copy
 import itertools
 import json
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
+from mmengine.registry import init_default_scope
 
 pytest.importorskip('deepspeed')
 
@@ -19,7 +18,7 @@ from infsa_seg.execution import ParallelDims
 
 from . import zero_spatial_process
 from .processes import REPO, run_cases, run_tool
-from .zero_process import OPTIMIZER
+from .zero_process import OPTIMIZER, plain_optimizer
 from .zero_spatial_process import STEPS, as_batch, build
 
 CLIP = {'clip_grad': {'max_norm': 0.02}}
@@ -93,17 +92,7 @@ def results(tmp_path_factory):
 def plain(case):
     """The same training in this process, by mmengine alone."""
     model, batches = build(**case['model'])
-    cfg = {'optimizer': OPTIMIZER, **case.get('optim_wrapper', {})}
-    wrapper = build_optim_wrapper(model, copy.deepcopy(cfg))
-    scheduler = PARAM_SCHEDULERS.build(
-        dict(
-            type='LinearLR',
-            start_factor=0.5,
-            by_epoch=False,
-            end=5,
-            optimizer=wrapper,
-        )
-    )
+    wrapper, scheduler = plain_optimizer(model, case.get('optim_wrapper', {}))
     model.train()
     losses = []
     for number, batch in enumerate(batches):

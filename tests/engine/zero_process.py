@@ -7,7 +7,6 @@ and leaves what rank 0 measured in ``results.pt``.
 
 import copy
 import json
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -15,7 +14,8 @@ from pathlib import Path
 import torch
 from mmengine.dist import get_rank, get_world_size
 from mmengine.model import BaseModel
-from mmengine.registry import init_default_scope
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
 from mmengine.runner import set_random_seed
 from torch import nn
 
@@ -25,6 +25,7 @@ from infsa_seg.models.backbones import InfViT
 BATCH = 4
 # The usual eps lets gradients that are rounding alone move weights too.
 OPTIMIZER = dict(type='AdamW', lr=1e-2, weight_decay=0.05, eps=1e-3)
+SCHEDULE = dict(type='LinearLR', start_factor=0.5, by_epoch=False, end=5)
 
 
 class Net(BaseModel):
@@ -89,9 +90,7 @@ def prepare(work_dir, model, strategy, optim_wrapper, batch_size=None):
     strategy.prepare(
         model,
         optim_wrapper=optim_wrapper,
-        param_scheduler=[
-            dict(type='LinearLR', start_factor=0.5, by_epoch=False, end=5)
-        ],
+        param_scheduler=[SCHEDULE],
         dispatch_kwargs=dict(
             max_iters=8,
             max_epochs=1,
@@ -153,13 +152,21 @@ def run_case(root, case):
     return result
 
 
-def main():
-    root = Path(sys.argv[1])
+def plain_optimizer(model, cfg):
+    """What mmengine alone trains with: optimizer wrapper and schedule."""
+    cfg = {'optimizer': OPTIMIZER, **cfg}
+    wrapper = build_optim_wrapper(model, copy.deepcopy(cfg))
+    schedule = {**SCHEDULE, 'optimizer': wrapper}
+    return wrapper, PARAM_SCHEDULERS.build(schedule)
+
+
+def run_all(run_case, root, *args):
+    """Run the cases in ``root``; leave there what rank 0 measured."""
     init_default_scope('mmseg')
     results = {}
     for case in json.loads((root / 'cases.json').read_text()):
         try:
-            results[case['name']] = run_case(root, case)
+            results[case['name']] = run_case(root, case, *args)
         except Exception as error:
             results[case['name']] = {
                 'error': f'{type(error).__name__}: {error}',
@@ -172,5 +179,4 @@ def main():
 
 
 if __name__ == '__main__':
-    os.environ.setdefault('DS_ACCELERATOR', 'cpu')
-    main()
+    run_all(run_case, Path(sys.argv[1]))

@@ -7,15 +7,11 @@ are shared by P processes each.
 """
 
 import copy
-import json
-import os
 import sys
-import traceback
 from pathlib import Path
 
 import torch
 from mmengine.dist import get_rank, get_world_size
-from mmengine.registry import init_default_scope
 from mmengine.runner import set_random_seed
 from mmengine.structures import PixelData
 from mmseg.registry import MODELS
@@ -25,7 +21,7 @@ import infsa_seg  # noqa: F401
 from infsa_seg.datasets import CropShare
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.engine.zero_process import OPTIMIZER, prepare
+from tests.engine.zero_process import OPTIMIZER, prepare, run_all
 
 # Bands of unequal height, the last of them with a patch that is cut short.
 CROP, PATCH, IMAGES, STEPS = (52, 36), 8, 2, 5
@@ -144,24 +140,5 @@ def run_case(root, case, size):
     return result
 
 
-def main():
-    root, size = Path(sys.argv[1]), int(sys.argv[2])
-    init_default_scope('mmseg')
-    results = {}
-    for case in json.loads((root / 'cases.json').read_text()):
-        try:
-            results[case['name']] = run_case(root, case, size)
-        except Exception as error:
-            results[case['name']] = {
-                'error': f'{type(error).__name__}: {error}',
-                'traceback': traceback.format_exc(),
-            }
-    if get_rank() == 0:
-        torch.save(results, root / 'results.pt')
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
 if __name__ == '__main__':
-    os.environ.setdefault('DS_ACCELERATOR', 'cpu')
-    main()
+    run_all(run_case, Path(sys.argv[1]), int(sys.argv[2]))
