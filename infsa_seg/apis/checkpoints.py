@@ -1,7 +1,10 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Checkpoints of one kind into another."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from infsa_seg.engine import ZeroFolder
 
@@ -26,3 +29,26 @@ def convert_zero(folder: str | Path, out: str | Path) -> None:
     if Path(out).is_dir():
         raise ValueError(f'{out}: a folder; name the file to write')
     ZeroFolder(folder).convert(out)
+
+
+@contextmanager
+def plain_file(checkpoint: str | Path, folder: str | Path) -> Iterator[str]:
+    """The checkpoint; where it is a folder of ZeRO, a file of it meanwhile.
+
+    Args:
+        checkpoint (str | Path): A file, an address, or a folder of ZeRO.
+        folder (str | Path): Where that file is to be. It may be large, and a
+            system's directory for such files is often not.
+
+    Raises:
+        As for :func:`convert_zero`.
+    """
+    if not Path(checkpoint).is_dir():
+        yield str(checkpoint)
+        return
+    saved = ZeroFolder(checkpoint)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix='.zero-', dir=folder) as name:
+        file = str(Path(name, 'weights.pth'))
+        saved.convert(file)
+        yield file

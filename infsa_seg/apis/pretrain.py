@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,10 +14,11 @@ from mmengine.logging import print_log
 from mmengine.runner import find_latest_checkpoint
 from mmseg.registry import MODELS
 
-from infsa_seg.engine import ZeroFolder, atomic_path
+from infsa_seg.engine import atomic_path
 from infsa_seg.models.utils import check_checkpoint
 from infsa_seg.version import __version__
 
+from .checkpoints import plain_file
 from .config import load_config
 from .runner import evaluate, train
 
@@ -101,11 +99,7 @@ def pretrain(
             f'{work_dir}: training left no checkpoint; set '
             'default_hooks.checkpoint of the config'
         )
-    if with_zero:
-        # Weights alone fit in one process.
-        cfg.pop('strategy', None)
-        cfg.pop('runner_type', None)
-    with _plain_file(last) as checkpoint:
+    with plain_file(last, work_dir) as checkpoint:
         metrics = evaluate(
             cfg,
             checkpoint,
@@ -144,7 +138,7 @@ def export_backbone(
         ValueError: It is not one of this classifier.
     """
     cfg = load_config(config)
-    with _plain_file(checkpoint) as file:
+    with plain_file(checkpoint, Path(out).parent) as file:
         check_checkpoint(file)
         content = torch.load(file, map_location='cpu', weights_only=True)
     state = {
@@ -205,16 +199,3 @@ def _check(cfg: Config, target: Path, zero_stage: int | None) -> None:
             'custom_hooks: checkpoints of ZeRO hold the weights, not the '
             "average of EMAHook; leave it out: --cfg-options custom_hooks='[]'"
         )
-
-
-@contextmanager
-def _plain_file(checkpoint: str | Path) -> Iterator[str]:
-    """Where the weights are a folder of ZeRO, a file of them meanwhile."""
-    path = Path(checkpoint)
-    if not path.is_dir():
-        yield str(checkpoint)
-        return
-    with TemporaryDirectory(prefix='.zero-', dir=path.parent) as name:
-        file = str(Path(name, 'weights.pth'))
-        ZeroFolder(path).convert(file)
-        yield file

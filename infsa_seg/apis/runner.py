@@ -1,10 +1,7 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Training and testing as a config says, on mmengine's runner."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -19,6 +16,7 @@ from infsa_seg.engine import ZeroFolder, leave_group, require_deepspeed
 from infsa_seg.engine.zero_checkpoint import CONVERTER
 from infsa_seg.models.utils import check_checkpoint
 
+from .checkpoints import plain_file
 from .config import load_config
 
 ZERO = 'ZeroStrategy'
@@ -122,7 +120,6 @@ def evaluate(
         ValueError: One of them, or an option, is not usable.
     """
     cfg = _prepare(config, work_dir, cfg_options, launcher)
-    cfg.load_from = checkpoint
     cfg.resume = False
     if out:
         _save_predictions(cfg, out)
@@ -133,24 +130,9 @@ def evaluate(
     if _uses_zero(cfg):
         # Weights alone fit in one process.
         _disable_strategy(cfg)
-    with _plain_weights(cfg):
+    with plain_file(checkpoint, cfg.work_dir) as cfg.load_from:
         _check_weights(cfg)
         return _build_runner(cfg).test()
-
-
-@contextmanager
-def _plain_weights(cfg: Config) -> Iterator[None]:
-    """Where the weights are a folder of ZeRO, a file of them meanwhile."""
-    if not Path(cfg.load_from).is_dir():
-        yield
-        return
-    folder = ZeroFolder(cfg.load_from)
-    # They may be large; a system's directory for such files is often not.
-    Path(cfg.work_dir).mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix='.zero-', dir=cfg.work_dir) as name:
-        cfg.load_from = str(Path(name, 'weights.pth'))
-        folder.convert(cfg.load_from)
-        yield
 
 
 def _prepare(
