@@ -1,5 +1,5 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-# About 20 minutes on two CPU cores.
+# About 20 minutes on two CPU cores for the slowest attention.
 _base_ = './schedule_deit.py'
 
 optim_wrapper = dict(optimizer=dict(lr=2e-3))
@@ -8,18 +8,18 @@ param_scheduler = [
         type='LinearLR',
         start_factor=1e-3,
         begin=0,
-        end=2,
+        end=1,
         convert_to_iter_based=True,
     ),
     dict(
         type='CosineAnnealingLR',
         eta_min_ratio=1e-2,
-        begin=2,
-        end=15,
+        begin=1,
+        end=8,
         convert_to_iter_based=True,
     ),
 ]
-train_cfg = dict(max_epochs=15, val_interval=5)
+train_cfg = dict(max_epochs=8, val_interval=4)
 # Of about an epoch, and of less at the start.
 custom_hooks = [
     dict(
