@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from infsa_seg.layers.protocol import BandNetwork
+from infsa_seg.layers.protocol import BandNetwork, PooledNetwork
 from infsa_seg.ops import Rows
 
 from .bands import Grid
@@ -65,7 +65,7 @@ class Cost:
 
 
 def measure(
-    network: BandNetwork,
+    network: BandNetwork | PooledNetwork,
     grid: Grid,
     channels: int,
     dtype: torch.dtype = torch.float32,
@@ -98,7 +98,7 @@ _costs: dict[tuple[Any, ...], Cost] = {}
 
 
 def _measure(
-    network: BandNetwork,
+    network: BandNetwork | PooledNetwork,
     grid: Grid,
     channels: int,
     dtype: torch.dtype,
@@ -113,12 +113,13 @@ def _measure(
         _measure_bands(shadow, grid.width, rows, *how) for rows in heights
     ]
     (low, low_flops), (high, high_flops) = measured
-    num_sweeps = len(split_sweeps(network.steps())) + 1
+    num_sweeps = len(split_sweeps(network.steps()))
+    num_sweeps += isinstance(network, BandNetwork)
     return Cost(num_sweeps, heights, (low, high), (low_flops, high_flops))
 
 
 def _measure_bands(
-    network: BandNetwork,
+    network: BandNetwork | PooledNetwork,
     width: int,
     band_rows: int,
     channels: int,
@@ -137,11 +138,14 @@ def _measure_bands(
         valid[:, 1 : grid.columns - 1 : _EVERY] = False
     tracker = Tracker(_weights(network))
     layout = Layout(*grid.shape, valid)
+    taps = None
+    if isinstance(network, BandNetwork):
+        taps = _NoStore(layout, network.tap_dims, dtype)
     streaming = Streaming(
         network,
         image,
         _NoStore(layout, network.embed_dims, dtype),
-        _NoStore(layout, network.tap_dims, dtype),
+        taps,
         band_rows,
         torch.device('meta'),
         dtype,
@@ -153,10 +157,15 @@ def _measure_bands(
         for _ in pieces:
             pass
 
-    # Equal layers are measured once; a last number is for decoding.
+    # Equal layers are measured once.
     streaming.sweeps, times = _without_repeats(streaming.sweeps)
+    importance = (lambda rows, values: None) if ranked else None
     with tracker:
-        streaming.run(sink, (lambda rows, values: None) if ranked else None)
+        if isinstance(network, BandNetwork):
+            streaming.run(sink, importance)
+            times = [*times, 1]
+        else:
+            streaming.classify(importance)
     num_bands = len(streaming.bands)
     sweeps = [
         tracker.marks[i : i + num_bands]
@@ -164,7 +173,7 @@ def _measure_bands(
     ]
     flops = sum(
         many * mark.flops
-        for many, marks in zip([*times, 1], sweeps, strict=True)
+        for many, marks in zip(times, sweeps, strict=True)
         for mark in marks
     )
     peaks = [max(mark.peak for mark in marks) for marks in sweeps]
@@ -304,7 +313,9 @@ class _NoStore(TokenStore):
         pass
 
 
-def _on_meta(network: BandNetwork) -> BandNetwork:
+def _on_meta(
+    network: BandNetwork | PooledNetwork,
+) -> BandNetwork | PooledNetwork:
     """A copy without numbers; the weights are not copied for it."""
     memo: dict[int, Any] = {}
     for tensor in _weights(network):
@@ -315,7 +326,7 @@ def _on_meta(network: BandNetwork) -> BandNetwork:
     return copy.deepcopy(network, memo)
 
 
-def _weights(network: BandNetwork) -> Iterator[Tensor]:
+def _weights(network: BandNetwork | PooledNetwork) -> Iterator[Tensor]:
     """Parameters and buffers of the modules that a network is made of."""
     for value in vars(network).values():
         if isinstance(value, torch.nn.Module):

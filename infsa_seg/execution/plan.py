@@ -11,7 +11,7 @@ import time
 import torch
 from torch import Tensor
 
-from infsa_seg.layers.protocol import BandNetwork
+from infsa_seg.layers.protocol import BandNetwork, PooledNetwork
 
 from .bands import Grid
 from .layout import Layout
@@ -96,7 +96,7 @@ class Plan:
 
 
 def make_plan(
-    network: BandNetwork,
+    network: BandNetwork | PooledNetwork,
     grid: Grid,
     channels: int,
     *,
@@ -138,7 +138,9 @@ def make_plan(
         *(network, grid, channels, dtype, chunk_tokens),
         *(valid is not None, ranked),
     )
-    width = network.embed_dims + network.tap_dims
+    width = network.embed_dims
+    if isinstance(network, BandNetwork):
+        width += network.tap_dims
     tokens = grid.rows * grid.columns
     fixed = resident_bytes + _OVERHEAD + tokens
     stored = Layout(*grid.shape, valid).num_stored

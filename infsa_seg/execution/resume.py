@@ -106,7 +106,7 @@ class Journal:
         return FileStore(layout, width, dtype, self.folder / name, current)
 
     def save(
-        self, progress: Progress, tokens: TokenStore, taps: TokenStore
+        self, progress: Progress, tokens: TokenStore, taps: TokenStore | None
     ) -> None:
         """Note that another sweep is complete, after a crash too."""
         content = {

@@ -1,8 +1,8 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """The streaming executor: bands one after another, tokens in a store.
 
-Whatever the height of the bands, the logits are those of one forward pass
-over the whole image (DESIGN section 5).
+Whatever the height of the bands, the logits, of every place or of the image,
+are those of one forward pass over the whole image (DESIGN section 5).
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from infsa_seg.layers.protocol import BandNetwork, GlobalOp, LocalOp, Tap
+from infsa_seg.layers.protocol import (
+    BandNetwork,
+    GlobalOp,
+    LocalOp,
+    PooledNetwork,
+    Tap,
+)
 from infsa_seg.ops import Context, Rows, bands_of
 
 from .bands import Grid, Image
@@ -45,7 +51,8 @@ class Streaming:
             run: tokens that are not valid enter no state and have no
             influence on others; wide areas of them are neither read nor
             computed.
-        taps: store of ``tap_dims`` channels, of the same layout.
+        taps: store of ``tap_dims`` channels, of the same layout; None for a
+            network that has no taps.
         band_rows: token rows of a band.
         device, dtype: of the computation.
         chunk_tokens: how many tokens go through token-wise operations at
@@ -54,10 +61,10 @@ class Streaming:
         journal: keeps what a killed run needs to go on; None keeps nothing.
     """
 
-    network: BandNetwork
+    network: BandNetwork | PooledNetwork
     image: Image
     tokens: TokenStore
-    taps: TokenStore
+    taps: TokenStore | None
     band_rows: int
     device: torch.device = _CPU
     dtype: torch.dtype = torch.float32
@@ -70,7 +77,7 @@ class Streaming:
             self.image.height, self.image.width, self.network.patch_size
         )
         self.layout = self.tokens.layout
-        assert self.taps.layout is self.layout
+        assert self.taps is None or self.taps.layout is self.layout
         assert (self.layout.rows, self.layout.columns) == self.grid.shape
         self.bands = bands_of(self.grid.rows, self.band_rows)
         self.sweeps = split_sweeps(self.network.steps())
@@ -82,14 +89,32 @@ class Streaming:
         importance: ImportanceSink | None = None,
         wanted: Rows | None = None,
     ) -> None:
-        """Segment the image.
+        """Segment the image, with a :class:`BandNetwork`.
 
         Args:
             sink: takes the logits, band by band from the top.
             importance: takes how much each token receives in the last global
-                operation, mean over its heads.
+                operation that is applied, mean over its heads.
             wanted: token rows whose logits are wanted; None for all.
         """
+        self._run_sweeps(importance)
+        self._decode(sink, wanted or Rows(0, self.grid.rows))
+
+    @torch.no_grad()
+    def classify(self, importance: ImportanceSink | None = None) -> Tensor:
+        """Classify the image, with a :class:`PooledNetwork`.
+
+        Args:
+            importance: as for :meth:`run`.
+
+        Returns:
+            Logits (1, classes), float32 or better.
+        """
+        assert isinstance(self.network, PooledNetwork)
+        return self.network.classify(self._run_sweeps(importance))
+
+    def _run_sweeps(self, importance: ImportanceSink | None) -> Context:
+        """Run all sweeps; the context after the last one."""
         progress = Progress()
         if self.journal is not None:
             progress = self.journal.load(self.sweeps)
@@ -109,6 +134,7 @@ class Streaming:
             if sweep.changes_tokens:
                 self.tokens.flip()
             if sweep.has_taps:
+                assert self.taps is not None
                 self.taps.flip()
                 progress.has_taps = True
             progress.sweeps_done = index + 1
@@ -116,7 +142,7 @@ class Streaming:
             if self.journal is not None and rank is None:
                 self.journal.save(progress, self.tokens, self.taps)
             context = self._context(progress)
-        self._decode(sink, wanted or Rows(0, self.grid.rows))
+        return context
 
     def _decode(self, sink: Sink, wanted: Rows) -> None:
         """Turn the stored taps into logits."""
@@ -130,6 +156,7 @@ class Streaming:
 
     def _pieces(self, band: Rows) -> Iterator[Piece]:
         network, grid = self.network, self.grid
+        assert isinstance(network, BandNetwork) and self.taps is not None
         for run in self.layout.runs(band):
             grown = (
                 band.grow(network.halo, grid.rows),
@@ -321,7 +348,7 @@ class _PartOfBand:
             streaming.tokens.write(*self.part, self.tokens)
         if self.sweep.has_taps:
             taps = self.taps
-            assert taps is not None
+            assert taps is not None and streaming.taps is not None
             if self.has_taps:
                 taps = streaming.taps.read(*self.part).to(taps.device) + taps
             streaming.taps.write(*self.part, taps)
@@ -391,7 +418,7 @@ class _PartOfBand:
         if self.sweep.changes_tokens:
             self.tokens = _put_back(tokens, places, x, x.shape[3])
         if self.sweep.has_taps:
-            width = self.streaming.network.tap_dims
+            width = taps[0].shape[-1]
             self.taps = _put_back(taps, places, x, width)
 
     def _run_chunk(self, x: Tensor) -> Tensor:

@@ -19,12 +19,14 @@ class Sweep:
             be the first of them, its state being complete.
         gather: the global operation that the bands are then added up for.
         phase: which of its phases.
+        is_last: whether nobody asks for the tokens after it.
     """
 
     embeds: bool
     steps: tuple[Step, ...]
     gather: GlobalOp | None = None
     phase: int = 0
+    is_last: bool = False
 
     @property
     def halo(self) -> int:
@@ -34,7 +36,9 @@ class Sweep:
     @property
     def changes_tokens(self) -> bool:
         """Whether the tokens after it are others than before."""
-        return self.gather is not None and (self.embeds or bool(self.steps))
+        if self.gather is None or self.is_last:
+            return False
+        return self.embeds or bool(self.steps)
 
     @property
     def has_taps(self) -> bool:
@@ -46,7 +50,8 @@ def split_sweeps(steps: Iterable[Step]) -> list[Sweep]:
     """Cut a network before every phase of its global operations.
 
     The sweep that applies an operation also gathers the first phase of the
-    next one, so that L operations of p phases take pL + 1 sweeps.
+    next one, so that L operations of p phases take pL + 1 sweeps. One that
+    the network ends with is gathered and not applied.
     """
     sweeps: list[Sweep] = []
     pending: list[Step] = []
@@ -59,4 +64,6 @@ def split_sweeps(steps: Iterable[Step]) -> list[Sweep]:
             ]
             pending = []
         pending.append(step)
+    if sweeps and pending == [sweeps[-1].gather]:
+        return [*sweeps[:-1], dataclasses.replace(sweeps[-1], is_last=True)]
     return [*sweeps, Sweep(not sweeps, tuple(pending))]

@@ -130,25 +130,18 @@ class Tap:
 Step = GlobalOp | LocalOp | Tap
 
 
-class BandNetwork(Protocol):
-    """A whole network from pixels to logits, as an executor sees it.
+class TokenNetwork(Protocol):
+    """A network over the tokens of an image, as an executor sees it.
 
     Attributes:
         patch_size: side of a token in pixels.
         embed_dims: channels C of a token.
-        tap_dims: channels W of what a tap contributes.
         num_classes: channels of the logits.
-        stride: side in pixels of one place of the logits, which may be a
-            fraction.
-        halo: tokens on each side that :meth:`decode` needs.
     """
 
     patch_size: int
     embed_dims: int
-    tap_dims: int
     num_classes: int
-    stride: Fraction
-    halo: int
 
     def embed(
         self, pixels: Tensor, first: tuple[int, int], size: tuple[int, int]
@@ -166,6 +159,22 @@ class BandNetwork(Protocol):
         """What happens to the tokens, in order."""
         ...
 
+
+@runtime_checkable
+class BandNetwork(TokenNetwork, Protocol):
+    """A network from pixels to logits for every place.
+
+    Attributes:
+        tap_dims: channels W of what a tap contributes.
+        stride: side in pixels of one place of the logits, which may be a
+            fraction.
+        halo: tokens on each side that :meth:`decode` needs.
+    """
+
+    tap_dims: int
+    stride: Fraction
+    halo: int
+
     def decode(self, taps: Tensor, valid: Tensor | None = None) -> Tensor:
         """Turn summed taps into logits.
 
@@ -177,6 +186,19 @@ class BandNetwork(Protocol):
         Returns:
             (B, classes, height, width) in steps of ``stride``.
         """
+        ...
+
+
+@runtime_checkable
+class PooledNetwork(TokenNetwork, Protocol):
+    """A network from pixels to logits for the image as a whole.
+
+    The last of its steps is a :class:`GlobalOp` that no token has to be
+    answered by: its context is what the image is classified by.
+    """
+
+    def classify(self, context: Context) -> Tensor:
+        """Turn the context of the last step into logits, (B, classes)."""
         ...
 
 

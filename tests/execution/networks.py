@@ -1,5 +1,5 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-"""Small segmentors, and the plain forward pass that executors must equal."""
+"""Small networks, and the plain forward pass that executors must equal."""
 
 import torch
 from mmengine.config import ConfigDict
@@ -73,6 +73,33 @@ def segmentor(
                 **kwargs,
             )
         )
+    return _enliven(model)
+
+
+def classifier(attention='neumann', ffn='dwconv', pool='mean'):
+    """The same with one vector of logits for an image."""
+    torch.manual_seed(0)
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = MODELS.build(
+            dict(
+                type='InfViTClassifier',
+                backbone=dict(
+                    type='InfViT',
+                    arch=dict(embed_dims=24, num_layers=3, num_heads=3),
+                    img_size=32,
+                    patch_size=PATCH,
+                    final_norm=True,
+                    attn_cfg=dict(ATTENTIONS[attention]),
+                    ffn=ffn,
+                ),
+                num_classes=7,
+                pool=pool,
+            )
+        )
+    return _enliven(model)
+
+
+def _enliven(model):
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1 and 'landmarks' not in name:
             nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)

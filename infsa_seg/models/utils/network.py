@@ -22,6 +22,8 @@ _WHOLE_IMAGE = (
     nn.AdaptiveAvgPool2d,
     nn.AdaptiveMaxPool2d,
 )
+# What else can be done about a segmentor.
+_WHOLE = ", or test_cfg mode='whole'"
 
 
 class SegmentorNetwork:
@@ -74,12 +76,18 @@ class SegmentorNetwork:
         return self.head.tap(tap, self.backbone.tap(index, x))
 
 
-def _check(segmentor: Any) -> None:
-    backbone, head = segmentor.backbone, segmentor.decode_head
+def check_backbone(backbone: Any, otherwise: str = '') -> None:
+    """Make sure that a backbone is made of local and global operations.
+
+    Args:
+        backbone (nn.Module): Of any kind.
+        otherwise (str): What else can be done about it, for the message.
+
+    Raises:
+        ValueError: It is not; the part is named.
+    """
     if not hasattr(backbone, 'steps'):
-        raise _refusal('backbone', backbone, 'use InfViT')
-    if getattr(segmentor, 'with_neck', False):
-        raise _refusal('neck', segmentor.neck, 'leave the neck out')
+        raise _refusal('backbone', backbone, f'use InfViT{otherwise}')
     for name, module in backbone.named_modules():
         if not isinstance(module, Block):
             continue
@@ -88,25 +96,35 @@ def _check(segmentor: Any) -> None:
             raise _refusal(
                 f'backbone.{name}.attn.op',
                 attn.op,
-                "use attn_cfg=dict(variant='neumann') or 'linear'",
+                f"use attn_cfg=dict(variant='neumann') or 'linear'{otherwise}",
             )
+    _check_local('backbone', backbone, otherwise)
+
+
+def _check_local(name: str, part: nn.Module, otherwise: str) -> None:
+    for path, layer in part.named_modules():
+        if isinstance(layer, _WHOLE_IMAGE):
+            advice = f'use ChannelLayerNorm or none{otherwise}'
+            raise _refusal(f'{name}.{path}', layer, advice)
+
+
+def _check(segmentor: Any) -> None:
+    backbone, head = segmentor.backbone, segmentor.decode_head
+    if getattr(segmentor, 'with_neck', False):
+        raise _refusal('neck', segmentor.neck, f'leave the neck out{_WHOLE}')
+    check_backbone(backbone, _WHOLE)
     if not hasattr(head, 'decode_taps'):
-        raise _refusal('decode_head', head, 'use BandSegHead')
+        raise _refusal('decode_head', head, f'use BandSegHead{_WHOLE}')
     if head.align_corners:
         raise ValueError(
             'decode_head.align_corners=True resizes by a factor that depends '
             'on the size of the image; set it to False'
         )
-    for part, module in (('backbone', backbone), ('decode_head', head)):
-        for name, layer in module.named_modules():
-            if isinstance(layer, _WHOLE_IMAGE):
-                raise _refusal(
-                    f'{part}.{name}', layer, 'use ChannelLayerNorm or none'
-                )
+    _check_local('decode_head', head, _WHOLE)
 
 
 def _refusal(name: str, module: Any, advice: str) -> ValueError:
     return ValueError(
         f'{name} ({type(module).__name__}) is neither local nor a sum over '
-        f"tokens and cannot run in bands; {advice}, or test_cfg mode='whole'"
+        f'tokens and cannot run in bands; {advice}'
     )
