@@ -1,7 +1,8 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 """Segment large images: ``python tools/infer_large.py CONFIG CHECKPOINT ...``.
 
-Each image as a whole, without tiles, in the memory that --max-memory sets.
+Each image as a whole, without tiles, in the memory that --max-memory sets. A
+classifier gives one label for each.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def percentiles(value: str) -> tuple[float, ...]:
 def parse() -> argparse.Namespace:
     """The arguments."""
     parser = ArgumentParser(
-        description='Segment images of any size, each as a whole'
+        description='Segment or classify images of any size, each as a whole'
     )
     cli.add_config_arguments(parser)
     parser.add_argument('checkpoint', help='trained weights')
@@ -66,7 +67,8 @@ def parse() -> argparse.Namespace:
         '--out',
         required=True,
         metavar='DIR_OR_FILE',
-        help='directory for NAME_mask.tif, or the .tif of the mask',
+        help='directory for NAME_mask.tif, or the .tif of the mask; of a '
+        'classifier NAME_label.json',
     )
     what = parser.add_argument_group('what to write')
     what.add_argument(
@@ -81,7 +83,7 @@ def parse() -> argparse.Namespace:
         '--centrality',
         action='store_true',
         help='how much each token receives in the last attention, '
-        'NAME_centrality.tif; 1 is the average',
+        'NAME_centrality.tif; 1 is the average; a classifier does it anyway',
     )
     what.add_argument(
         '--areas',
@@ -267,13 +269,16 @@ def parse() -> argparse.Namespace:
         type=int,
         metavar='ROWS',
         help='run again with other bands, and tell by how much the logits of '
-        'so many rows of pixels differ; takes twice the time',
+        'so many rows of pixels differ, or of the image; takes twice the time',
     )
     return parser.parse_args()
 
 
 def summary_of(summary: dict[str, Any]) -> str:
     """A line of what there is, the most first."""
+    if 'scores' in summary:
+        ranking = (f'{x["class"]} {x["score"]:.1%}' for x in summary['scores'])
+        return f'label: {", ".join(ranking)}'
     shares = sorted(summary['classes'].items(), key=lambda x: -x[1])
     classes = ', '.join(f'{n} {s:.1%}' for n, s in shares if s)
     text = f'valid {summary["valid"]:.1%}: {classes or "nothing"}'

@@ -78,6 +78,11 @@ def infer(
         ValueError: One of them is not usable.
     """
     model = init_model(config, checkpoint, device or get_device(), cfg_options)
+    if not isinstance(model, BaseSegmentor):
+        raise ValueError(
+            f'{type(model).__name__} has one label for an image; use '
+            'tools/infer_large.py'
+        )
     metric = IoUMetric(ignore_index=IGNORED)
     metric.dataset_meta = model.dataset_meta
     written: list[Path] = []

@@ -8,10 +8,13 @@ from typing import Any, overload
 import mmseg.apis
 import numpy as np
 from mmengine.config import Config
+from mmengine.model import BaseModel
+from mmengine.registry import init_default_scope
 from mmseg.models import BaseSegmentor
-from mmseg.registry import DATASETS
+from mmseg.registry import DATASETS, MODELS
 from mmseg.structures import SegDataSample
 
+from infsa_seg.models.classifiers import InfViTClassifier
 from infsa_seg.models.utils import load_pretrained
 
 from .config import load_config
@@ -24,8 +27,8 @@ def init_model(
     checkpoint: str | Path | None = None,
     device: str = 'cpu',
     cfg_options: dict[str, Any] | None = None,
-) -> BaseSegmentor:
-    """Build a segmentor from a config, with weights, ready for inference.
+) -> BaseModel:
+    """Build a model from a config, with weights, ready for inference.
 
     Args:
         config (str | Path | Config): As for :func:`load_config`.
@@ -35,15 +38,22 @@ def init_model(
         cfg_options (dict, optional): Values by dotted key.
 
     Returns:
-        BaseSegmentor: In evaluation mode. Its ``dataset_meta`` has the
-        ``classes`` and ``palette`` of the checkpoint, else of the test data.
+        BaseModel: A segmentor or classifier, in evaluation mode. Its
+        ``dataset_meta`` has the ``classes`` and ``palette`` of the
+        checkpoint, else of the test data.
 
     Raises:
         FileNotFoundError: The config or the checkpoint is not there.
         ValueError: One of them is not usable.
     """
     cfg = load_config(config, cfg_options)
-    model = mmseg.apis.init_model(cfg, device=device)
+    if cfg.model.type == InfViTClassifier.__name__:
+        # Upstream's function sets what only segmentors have.
+        init_default_scope(cfg.get('default_scope', 'mmseg'))
+        model = MODELS.build(cfg.model).to(device).eval()
+        model.cfg = cfg
+    else:
+        model = mmseg.apis.init_model(cfg, device=device)
     meta = {}
     if checkpoint is not None:
         # Upstream's own loading is content when nothing in a file fits.

@@ -86,10 +86,54 @@ def write_overlay(
         _beside(Image.fromarray(blend), entries).save(part, format='PNG')
 
 
+def write_heat(
+    path: str | Path,
+    image: np.ndarray,
+    heat: np.ndarray,
+    titles: Sequence[str],
+) -> None:
+    """Write a PNG of the image under a map of numbers, with a scale.
+
+    Args:
+        path (str | Path): Replaced only when the new file is complete.
+        image (np.ndarray): BGR, uint8 (rows, columns, 3).
+        heat (np.ndarray): Of 0 or more (rows, columns); NaN where there is
+            none. The colours end at its 99th percentile.
+        titles (sequence): Lines above the numbers of the scale.
+    """
+    known = heat[np.isfinite(heat)]
+    top = max(float(np.percentile(known, 99)), 1e-12) if known.size else 1.0
+    levels = np.nan_to_num(heat / top).clip(0, 1)
+    colours = _colours_of(levels)
+    blend = cv2.addWeighted(
+        image[..., ::-1], 1 - OPACITY, colours, OPACITY, gamma=0
+    )
+    blend[np.isnan(heat)] = image[..., ::-1][np.isnan(heat)]
+    steps = np.linspace(1, 0, 5)
+    scale = [
+        (f'{step * top:.3g}', tuple(colour))
+        for step, colour in zip(
+            steps, _colours_of(steps[None])[0].tolist(), strict=True
+        )
+    ]
+    entries = [*((title, None) for title in titles), *scale]
+    with atomic_path(path) as part:
+        sheet = _beside(Image.fromarray(blend), entries)
+        sheet.save(part, format='PNG')
+
+
+def _colours_of(levels: np.ndarray) -> np.ndarray:
+    """RGB of numbers from 0 to 1, (rows, columns, 3)."""
+    bytes_ = np.rint(255 * levels).astype(np.uint8)
+    bgr = cv2.applyColorMap(bytes_, cv2.COLORMAP_VIRIDIS)
+    return np.ascontiguousarray(bgr[..., ::-1])
+
+
 def _beside(
-    picture: Image.Image, entries: Sequence[tuple[str, tuple[int, ...]]]
+    picture: Image.Image,
+    entries: Sequence[tuple[str, tuple[int, ...] | None]],
 ) -> Image.Image:
-    """Add a column with a coloured square and a text for each entry."""
+    """Add a column with a text, and a square of its colour, for each entry."""
     size = max(12, picture.height // 40)
     font = ImageFont.load_default(size)
     line = size * 3 // 2
@@ -107,6 +151,10 @@ def _beside(
     left = picture.width + line // 2
     for row, (text, colour) in enumerate(entries):
         top = line // 2 + row * line
-        draw.rectangle((left, top, left + size, top + size), colour, 'black')
-        draw.text((left + line, top + size // 2), text, 'black', font, 'lm')
+        place = left
+        if colour is not None:
+            square = (left, top, left + size, top + size)
+            draw.rectangle(square, colour, 'black')
+            place += line
+        draw.text((place, top + size // 2), text, 'black', font, 'lm')
     return sheet

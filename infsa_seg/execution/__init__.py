@@ -21,7 +21,7 @@ from .spatial_parallel import (
     SpatialParallel,
     spatial_forward,
 )
-from .streaming import Streaming
+from .streaming import ImportanceSink, Streaming
 from .token_store import FileStore, RamStore, TokenStore
 from .training_plan import (
     AbsentRanks,
@@ -40,6 +40,7 @@ __all__ = [
     'FileStore',
     'Grid',
     'Image',
+    'ImportanceSink',
     'Journal',
     'Layout',
     'ParallelDims',

@@ -446,7 +446,9 @@ def test_another_mask_is_another_run(model, tmp_path):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('infsa_seg.execution.Journal.end', lambda self: None)
-        patch.setattr('infsa_seg.apis.large.outputs.Outputs.sink', die)
+        patch.setattr(
+            'infsa_seg.apis.large.mask_outputs.MaskOutputs.sink', die
+        )
         with pytest.raises(Killed):
             infer_large_image(
                 model, tmp_path / 'a.npy', tmp_path / 'out', **options

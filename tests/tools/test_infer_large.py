@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.apis.conftest import REPO
+from tests.apis.test_label import CLASSES, write_classifier
 
 rasterio = pytest.importorskip('rasterio')
 pytestmark = pytest.mark.filterwarnings('ignore:Dataset has no geotransform')
@@ -165,3 +166,37 @@ def test_unwritable_output(tool, model, raster, tmp_path):
         outcome = tool(TOOL, *model, raster, '--out', tmp_path / 'locked')
         assert outcome.status == 1
         assert 'cannot be written' in outcome.err.splitlines()[-1]
+
+
+def test_a_classifier_says_one_label(tool, raster, tmp_path):
+    """As a user runs it; the picture's scores, the best first."""
+    config, weights = tmp_path / 'three.py', tmp_path / 'three.pth'
+    write_classifier(config, weights)
+    outcome = tool(
+        TOOL,
+        *(config, weights, raster, '--out', tmp_path / 'out'),
+        *('--overview', '--verify', '1', '--band-rows', '4'),
+    )
+    assert outcome.status == 0, outcome.err
+    lines = outcome.out.splitlines()
+    for kind in ('label.json', 'centrality.tif', 'overview.png'):
+        assert str(tmp_path / 'out' / f'a_{kind}') in lines
+    (line,) = (x for x in lines if 'difference' in x)
+    assert float(line.split()[-1]) < 1e-5
+    names, shares = zip(
+        *(item.rsplit(' ', 1) for item in lines[-1][7:].split(', ')),
+        strict=True,
+    )
+    assert lines[-1].startswith('label: ') and sorted(names) == sorted(CLASSES)
+    numbers = [float(share.rstrip('%')) for share in shares]
+    assert numbers == sorted(numbers, reverse=True)
+    assert sum(numbers) == pytest.approx(100, abs=0.2)
+
+    refused = tool(
+        TOOL, config, weights, raster, '--out', tmp_path / 'no', '--polygons'
+    )
+    assert refused.status == 1
+    assert refused.err.splitlines()[-1].startswith(
+        f'{TOOL}: error: --polygons: the model has one label'
+    )
+    assert not (tmp_path / 'no').exists()

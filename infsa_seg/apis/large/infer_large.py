@@ -1,5 +1,5 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-"""Class maps of images of any size, in the memory that the user sets."""
+"""Class maps and labels of images of any size, in a set amount of memory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from typing import Any
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.model import BaseModel
 from mmseg.evaluation import IoUMetric
-from mmseg.models import BaseSegmentor
 
-from infsa_seg.layers import GlobalOp
-from infsa_seg.models.utils import SegmentorNetwork
+from infsa_seg.layers import GlobalBranch
+from infsa_seg.layers.protocol import BandNetwork, PooledNetwork
+from infsa_seg.models.classifiers import InfViTClassifier
 from infsa_seg.raster import RasterReader
 
 from ..errors import one_line
 from ..infer import measure_areas
 from ..inference import init_model
 from .job import LargeJob, LargeResult
+from .label_job import LabelJob
+from .mask_job import MaskJob
 from .options import DTYPES, LargeOptions
-from .paths import paths_of
+from .paths import is_file, paths_of
 from .sources import open_source, stem_of
 
 # What a folder is searched for.
@@ -38,26 +41,31 @@ SUFFIXES = (
 
 
 def infer_large_image(
-    model: BaseSegmentor,
+    model: BaseModel,
     source: str | Path | RasterReader,
     out: str | Path,
     on_plan: Callable[[str], None] | None = None,
     on_note: Callable[[str], None] | None = None,
     **options: Any,
 ) -> LargeResult:
-    """Segment an image of any size as a whole, in bands.
+    """Segment or classify an image of any size as a whole, in bands.
 
     The classes are those of one forward pass over the whole image, whatever
     the memory, the store and the bands. Pixels that the raster marks as not
     valid have no influence and get the nodata value of the mask.
 
+    A segmentor writes a mask. A classifier writes one label with the scores
+    of all classes, and how much each token receives from all others in the
+    last attention.
+
     Args:
-        model (BaseSegmentor): From :func:`infsa_seg.apis.init_model`. It is
+        model (BaseModel): From :func:`infsa_seg.apis.init_model`. It is
             left as it is.
         source (str | Path | RasterReader): A raster, or ``scene:SIZE`` where
             the model's config tests on scenes.
         out (str | Path): A directory for ``NAME_mask.tif``, or the file of
-            the mask. Others lie beside it.
+            the mask; of a classifier ``NAME_label.json``. Others lie beside
+            it.
         on_plan (callable, optional): Called before the start, with lines
             like those of :func:`plan_large_image`.
         on_note (callable, optional): Called before the start, and at the end,
@@ -73,17 +81,12 @@ def infer_large_image(
         ValueError: The model cannot run in bands, does not fit the image, or
             the memory does not suffice. No file is left behind.
     """
-    settings = LargeOptions(**options)
-    model = _cast(model, DTYPES[settings.dtype])
-    with (
-        open_source(model, source, settings) as opened,
-        _ranking(model, settings.centrality),
-    ):
-        return LargeJob(model, opened, out, settings).run(on_plan, on_note)
+    with _job(model, source, out, options) as job:
+        return job.run(on_plan, on_note)
 
 
 def plan_large_image(
-    model: BaseSegmentor,
+    model: BaseModel,
     source: str | Path | RasterReader,
     out: str | Path,
     **options: Any,
@@ -92,13 +95,30 @@ def plan_large_image(
 
     The weights do not matter; nothing is written.
     """
-    settings = LargeOptions(**options)
+    with _job(model, source, out, options) as job:
+        return job.describe()
+
+
+@contextmanager
+def _job(
+    model: BaseModel,
+    source: str | Path | RasterReader,
+    out: str | Path,
+    options: dict[str, Any],
+) -> Iterator[LargeJob]:
+    """An image that is ready to start."""
+    kind = _kind_of(model)
+    settings = kind.options_of(model, LargeOptions(**options))
     model = _cast(model, DTYPES[settings.dtype])
     with (
         open_source(model, source, settings) as opened,
-        _ranking(model, settings.centrality),
+        _ranking(kind.network_of(model), settings.centrality),
     ):
-        return LargeJob(model, opened, out, settings).describe()
+        yield kind(model, opened, out, settings)
+
+
+def _kind_of(model: BaseModel) -> type[LargeJob]:
+    return LabelJob if isinstance(model, InfViTClassifier) else MaskJob
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +148,7 @@ def infer_large(
     warn: Callable[[str], None] = warnings.warn,
     **options: Any,
 ) -> LargeResults:
-    """Segment every input; go on where one fails.
+    """Segment or classify every input; go on where one fails.
 
     Args:
         config (str | Path | Config): As for
@@ -150,17 +170,19 @@ def infer_large(
     """
     settings = LargeOptions(**options)
     names = expand(inputs)
-    if len(names) > 1 and Path(out).suffix.lower() in ('.tif', '.tiff'):
-        raise ValueError(
-            f'{out}: is one file for {len(names)} inputs; give a directory'
-        )
     model = init_model(
         config,
         None if plan else checkpoint,
         device or get_device(),
         cfg_options,
     )
-    SegmentorNetwork(model)
+    kind = _kind_of(model)
+    kind.network_of(model)
+    settings = kind.options_of(model, settings)
+    if len(names) > 1 and is_file(out, kind.kind):
+        raise ValueError(
+            f'{out}: is one file for {len(names)} inputs; give a directory'
+        )
     model = _cast(model, DTYPES[settings.dtype])
     results: dict[str, LargeResult] = {}
     failures: dict[str, str] = {}
@@ -173,7 +195,7 @@ def infer_large(
                 say(plan_large_image(model, name, out, **options))
                 continue
             stem = stem_of(model, name)
-            path = paths_of(out, stem, settings)['mask']
+            path = paths_of(out, stem, settings, kind.kind)[kind.kind]
             if path in written:
                 raise ValueError(f'{path} is the result of another input')
             result = infer_large_image(
@@ -243,7 +265,9 @@ def _without_results(names: list[str]) -> list[str]:
 
 
 @contextmanager
-def _ranking(model: BaseSegmentor, wanted: bool) -> Iterator[None]:
+def _ranking(
+    network: BandNetwork | PooledNetwork, wanted: bool
+) -> Iterator[None]:
     """Have the last attention gather what the importance of tokens needs.
 
     Raises:
@@ -252,11 +276,10 @@ def _ranking(model: BaseSegmentor, wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    steps = SegmentorNetwork(model).steps()
-    attention = [step for step in steps if isinstance(step, GlobalOp)]
+    attention = [s for s in network.steps() if isinstance(s, GlobalBranch)]
     if not attention:
         raise ValueError('--centrality: the model has no attention')
-    last = attention[-1].op  # type: ignore[attr-defined]
+    last: Any = attention[-1].op
     before = getattr(last, 'with_importance', None)
     if before is None:  # it is known there anyway
         yield
@@ -268,11 +291,12 @@ def _ranking(model: BaseSegmentor, wanted: bool) -> Iterator[None]:
         last.with_importance = before
 
 
-def _cast(model: BaseSegmentor, dtype: torch.dtype) -> BaseSegmentor:
+def _cast(model: BaseModel, dtype: torch.dtype) -> BaseModel:
     """The model in a dtype; a copy if it is another."""
     if next(model.backbone.parameters()).dtype != dtype:
         model = copy.deepcopy(model)
-        # Not the mean of the pixels, which would be off by a fraction.
-        for part in (model.backbone, model.decode_head):
-            part.to(dtype)
+        for part in model.children():
+            # Not the mean of the pixels, which would be off by a fraction.
+            if part is not model.data_preprocessor:
+                part.to(dtype)
     return model

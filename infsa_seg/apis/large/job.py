@@ -1,8 +1,9 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-"""One large image from its file to its class map."""
+"""One large image from its file to its results."""
 
 from __future__ import annotations
 
+import abc
 import bisect
 import dataclasses
 import hashlib
@@ -12,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from mmseg.models import BaseSegmentor
+from mmengine.model import BaseModel
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -30,6 +31,7 @@ from torch import Tensor
 import infsa_seg
 from infsa_seg.execution import (
     Grid,
+    ImportanceSink,
     Journal,
     Layout,
     Plan,
@@ -43,16 +45,15 @@ from infsa_seg.execution import (
     read_token_mask,
     resident_bytes,
 )
-from infsa_seg.models.utils import SegmentorNetwork
+from infsa_seg.layers.protocol import BandNetwork, PooledNetwork
 from infsa_seg.ops import Rows
 from infsa_seg.raster import Window
 
-from .manifest import describe_run
 from .options import DTYPES, LargeOptions
-from .outputs import Outputs, difference
+from .outputs import Outputs
 from .paths import paths_of
 from .raster_image import RasterImage, rows_at_once, valid_window
-from .sources import Source, naming, open_labels, stem_of
+from .sources import Source, naming, stem_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +61,16 @@ class LargeResult:
     """What became of a large image.
 
     Attributes:
-        written (tuple[Path]): The files, the mask first.
+        written (tuple[Path]): The files, the mask or the label first.
         plan (Plan | None): What was foreseen; None where no pixel is valid.
         seconds (float): What it took.
         difference (float | None): Largest difference between the logits of
             both runs, with ``verify``.
         areas (list[Tensor]): Pixels of intersection, union, prediction and
             label by class, where labels are known.
-        summary (dict): Share of valid pixels, of each class among them,
-            values that were seen, and blocks that could not be read.
+        summary (dict): Share of valid pixels, and of each class among them;
+            or the best classes with their scores. Values that were seen, and
+            blocks that could not be read.
         notes (tuple[str]): What people should know about it.
     """
 
@@ -81,12 +83,22 @@ class LargeResult:
     notes: tuple[str, ...]
 
 
-class LargeJob:
-    """One image on its way."""
+class LargeJob(abc.ABC):
+    """One image on its way.
+
+    Args:
+        model (BaseModel): In evaluation mode.
+        source (Source): The image.
+        out (str | Path): See :func:`paths_of`.
+        options (LargeOptions): How.
+    """
+
+    # Of the first file.
+    kind: ClassVar[str]
 
     def __init__(
         self,
-        model: BaseSegmentor,
+        model: BaseModel,
         source: Source,
         out: str | Path,
         options: LargeOptions,
@@ -94,7 +106,7 @@ class LargeJob:
         self.source, self.name, self.options = source, source.name, options
         self.model = model
         self.reader = reader = source.reader
-        self.network = SegmentorNetwork(self.model)
+        self.network = self.network_of(model)
         self.device = next(self.model.parameters()).device
         self.dtype = DTYPES[options.dtype]
         self.store_dtype = DTYPES[options.store_dtype or options.dtype]
@@ -108,13 +120,12 @@ class LargeJob:
             )
         self.grid = Grid(window.height, window.width, self.network.patch_size)
         self.notes = [*source.notes, *self.image.notes]
-        stem = stem_of(model, self.name)
-        self.paths = paths_of(out, stem, options)
-        self.labels = open_labels(options.labels, stem, source)
-        self.strip = self._choose_strip()
+        self.stem = stem_of(model, self.name)
+        self.paths = paths_of(out, self.stem, options, self.kind)
         self.outputs = self._make_outputs()
-        self.folder = Path(options.scratch or self.paths['mask'].parent) / (
-            f'.{self.paths["mask"].stem}.scratch'
+        first = self.paths[self.kind]
+        self.folder = Path(options.scratch or first.parent) / (
+            f'.{first.stem}.scratch'
         )
         self.token_mask = None
         if not (self.is_blank or meta.all_valid):
@@ -124,12 +135,46 @@ class LargeJob:
         self.chunk_tokens = 512 if self.device.type == 'cpu' else 2**16
         self.plan = None if self.is_blank else self._plan()
 
+    @classmethod
+    def options_of(
+        cls, model: BaseModel, options: LargeOptions
+    ) -> LargeOptions:
+        """What the options come to for a model.
+
+        Raises:
+            ValueError: One of them does not go with it.
+        """
+        return options
+
+    @staticmethod
+    @abc.abstractmethod
+    def network_of(model: BaseModel) -> BandNetwork | PooledNetwork:
+        """What runs in bands.
+
+        Raises:
+            ValueError: The model cannot.
+        """
+
+    @abc.abstractmethod
+    def _make_outputs(self) -> Outputs:
+        """What writes the files."""
+
+    @abc.abstractmethod
+    def _compute(
+        self, streaming: Streaming, importance: ImportanceSink | None
+    ) -> None:
+        """Run all bands, for the files."""
+
+    @abc.abstractmethod
+    def _compute_again(self, streaming: Streaming) -> float:
+        """Run other bands; the largest difference of the logits."""
+
     def run(
         self,
         on_plan: Callable[[str], None] | None,
         on_note: Callable[[str], None] | None = None,
     ) -> LargeResult:
-        """Segment the image; see :func:`infer_large_image`."""
+        """Compute the files; see :func:`infer_large_image`."""
         on_note = on_note or (lambda note: None)
         start = time.perf_counter()
         for note in self.notes:
@@ -152,18 +197,14 @@ class LargeJob:
 
     def _doubts(self) -> list[str]:
         """What looks wrong about the result."""
-        summary, notes = self.outputs.summary(), []
-        if summary['one_class'] is not None:
-            notes.append(
-                f'all of it is {summary["one_class"]!r}; are the channels and '
-                'the values those that the model was trained on?'
-            )
-        if summary['bad_blocks']:
-            notes.append(
-                f'{len(summary["bad_blocks"])} areas could not be read and '
-                'are not valid'
-            )
-        return notes
+        bad_blocks = self.outputs.summary()['bad_blocks']
+        if not bad_blocks:
+            return []
+        return [f'{len(bad_blocks)} areas could not be read and are not valid']
+
+    @property
+    def _is_verified(self) -> bool:
+        return self.options.verify is not None and not self.is_blank
 
     def describe(self) -> str:
         """The plan in lines for people."""
@@ -175,7 +216,7 @@ class LargeJob:
             return f'{size}, none of them valid: nothing to compute'
         plan = self._known_plan
         rate = matmul_rate(self.device, self.dtype)
-        twice = 2 if self.strip else 1
+        twice = 2 if self._is_verified else 1
         tissue = self.source.tissue
         lines = [
             size,
@@ -232,41 +273,10 @@ class LargeJob:
     def _can_resume(self) -> bool:
         return self.options.resume and self.folder.exists()
 
-    def _make_outputs(self) -> Outputs:
-        meta = self.model.dataset_meta
-        head = self.model.decode_head
-        palette = self.options.palette or meta['palette']
-        classes = meta['classes']
-        if len(palette) != len(classes):
-            raise ValueError(
-                f'the palette has {len(palette)} colours for {len(classes)} '
-                'classes'
-            )
-        return Outputs(
-            self.paths,
-            self.source,
-            self.options,
-            describe_run(self.model, self.name, self.options),
-            self.image,
-            self.grid,
-            self.network.num_classes,
-            classes,
-            palette,
-            getattr(head, 'threshold', None) or 0.5,
-            self.labels,
-            self.strip,
-        )
-
-    def _choose_strip(self) -> Rows | None:
-        if self.options.verify is None or self.is_blank:
-            return None
-        num_rows = min(self.options.verify, self.grid.height)
-        first = (self.grid.height - num_rows) // 2
-        return Rows(first, first + num_rows)
-
     def _check_space(self) -> None:
         """Find out before the model starts, not after hours."""
-        places = [(self.paths['mask'].parent, self.outputs.disk_bytes)]
+        first = self.paths[self.kind]
+        places = [(first.parent, self.outputs.disk_bytes)]
         if self._known_plan.store == 'disk' and not self._can_resume:
             places.append((self.folder.parent, self._known_plan.scratch_bytes))
         needed: dict[int, int] = {}
@@ -294,36 +304,27 @@ class LargeJob:
             importance = None
             if self.options.centrality:
                 importance = self._scaled_importance(streaming)
-            streaming.run(self.outputs.sink, importance)
+            self._compute(streaming, importance)
         finally:
             if journal is not None:
                 journal.end()
 
     def _verify(self, on_band: Callable[[], None]) -> float | None:
         """Run again with other bands; the largest difference of the logits."""
-        if self.strip is None:
+        if not self._is_verified:
             return None
-        first, self.outputs.kept = self.outputs.kept, []
         folder = self.folder.with_name(f'{self.folder.name}.verify')
         journal = None
         if self._known_plan.store == 'disk':
             journal = Journal(folder, {})
             journal.begin(anew=True)
         try:
-            streaming = self._streaming(
-                self._other_band_rows, journal, on_band
-            )
-            patch = self.grid.patch_size
-            streaming.run(
-                self.outputs.keep_only,
-                wanted=Rows(
-                    self.strip.start // patch, -(-self.strip.stop // patch)
-                ),
+            return self._compute_again(
+                self._streaming(self._other_band_rows, journal, on_band)
             )
         finally:
             if journal is not None:
                 journal.end()
-        return difference(first, self.outputs.kept)
 
     def _streaming(
         self,
@@ -338,11 +339,14 @@ class LargeJob:
                 return RamStore(layout, width, self.store_dtype)
             return journal.store(name, layout, width, self.store_dtype)
 
+        taps = None
+        if isinstance(self.network, BandNetwork):
+            taps = store('taps', self.network.tap_dims)
         return Streaming(
             self.network,
             self.image,
             store('tokens', self.network.embed_dims),
-            store('taps', self.network.tap_dims),
+            taps,
             band_rows,
             self.device,
             self.dtype,
@@ -351,16 +355,14 @@ class LargeJob:
             journal,
         )
 
-    def _scaled_importance(
-        self, streaming: Streaming
-    ) -> Callable[[Rows, Tensor], None]:
+    def _scaled_importance(self, streaming: Streaming) -> ImportanceSink:
         valid, count = self.token_mask, streaming.layout.num_valid
 
         def sink(rows: Rows, values: Tensor) -> None:
             values = values.cpu() * count
             if valid is not None:
                 values[~valid[slice(*rows)]] = torch.nan
-            self.outputs.sink_importance(rows, values)
+            self.outputs.sink_importance(rows.start, values)
 
         return sink
 
@@ -399,7 +401,7 @@ class LargeJob:
         """A bar over the bands of all sweeps, where somebody watches."""
         plan = self._known_plan
         sweeps = [plan.num_bands] * plan.num_sweeps
-        if self.strip is not None:
+        if self._is_verified:
             again = -(-plan.rows // self._other_band_rows)
             sweeps += [again] * plan.num_sweeps
         ends = list(itertools.accumulate(sweeps))

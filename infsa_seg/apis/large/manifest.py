@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmseg.models import BaseSegmentor
+from mmengine.model import BaseModel
 
 import infsa_seg
 
 from .options import LargeOptions
 
 
-def digest_of(model: BaseSegmentor) -> str:
+def digest_of(model: BaseModel) -> str:
     """A number that models of the same weights have in common."""
     digest = hashlib.blake2b(digest_size=16)
     for key, value in model.state_dict().items():
@@ -28,12 +28,12 @@ def digest_of(model: BaseSegmentor) -> str:
 
 
 def describe_run(
-    model: BaseSegmentor, name: str, options: LargeOptions
+    model: BaseModel, name: str, options: LargeOptions
 ) -> dict[str, Any]:
     """Model, input and options, as JSON has them.
 
     Args:
-        model (BaseSegmentor): What segments.
+        model (BaseModel): What segments.
         name (str): The input, as the user has it.
         options (LargeOptions): Those that are not left to their defaults are
             told.

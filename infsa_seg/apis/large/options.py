@@ -1,5 +1,5 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-"""How a large image is segmented."""
+"""How a large image is segmented or classified."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ large_choices = {
 
 @dataclasses.dataclass(frozen=True)
 class LargeOptions:
-    """How a large image is segmented.
+    """How a large image is segmented or classified.
 
     Attributes:
         max_memory (str | int): What the process may take, such as ``'4GiB'``,
@@ -57,7 +57,8 @@ class LargeOptions:
         probs (str, optional): Write class probabilities too, 'uint8' (255 is
             certain) or 'float16'.
         centrality (bool): Write how much each token receives from all others
-            in the last attention, 1 being the average.
+            in the last attention, 1 being the average. A classifier does it
+            anyway, and takes no option that asks for a class of each pixel.
         areas (str, optional): Write a table of pixels and area per class,
             'csv' or 'json'.
         polygons (str, optional): Write the areas of each class as polygons,
@@ -97,7 +98,8 @@ class LargeOptions:
         channels (sequence, optional): Numbers of the channels to use, from 1
             on, in the order in which the model takes them.
         verify (int, optional): Run again with other bands, and compare the
-            logits of so many rows of pixels in the middle.
+            logits of so many rows of pixels in the middle; of a classifier,
+            those of the image.
         overwrite (bool): Replace files that exist.
         resume (bool): Go on from what a killed run left on disk.
 

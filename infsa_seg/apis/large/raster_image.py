@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from mmseg.models import BaseSegmentor
+from mmengine.model import BaseModel
 from torch import Tensor
 
 from infsa_seg.ops import Rows, bands_of
@@ -31,7 +31,7 @@ class RasterImage:
 
     Args:
         reader (RasterReader): Source of the pixels.
-        model (BaseSegmentor): Its ``data_preprocessor`` normalises them.
+        model (BaseModel): Its ``data_preprocessor`` normalises them.
         window (Window): The part to read, of :func:`valid_window`.
         channels (sequence, optional): Numbers of the raster's channels, from
             1 on, in the order in which the model takes them.
@@ -52,7 +52,7 @@ class RasterImage:
     def __init__(
         self,
         reader: RasterReader,
-        model: BaseSegmentor,
+        model: BaseModel,
         window: Window,
         channels: Sequence[int] | None = None,
         stretch: Sequence[float] | None = None,
@@ -83,9 +83,10 @@ class RasterImage:
             )
         for name in ('mean', 'std'):
             values = getattr(self._normalise, name, None)
-            if values is not None and values.numel() not in (1, self.channels):
+            count = 1 if values is None else len(values)
+            if count not in (1, self.channels):
                 raise ValueError(
-                    f'data_preprocessor.{name} has {values.numel()} values '
+                    f'data_preprocessor.{name} has {count} values '
                     f'for the {self.channels} channels of the model'
                 )
         # Tokens are padded where the image ends, by the network.
@@ -135,7 +136,7 @@ class RasterImage:
 
     def _doubt(self, values: np.ndarray) -> list[str]:
         """Say what if the values are not like those of the training."""
-        if not getattr(self._normalise, '_enable_normalize', False):
+        if not getattr(self._normalise, '_enable_normalize', True):
             return []
         seen = self._prepare(values[None])[0].flatten(1).float().numpy()
         low, high = np.percentile(seen, (2, 98), 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from mmseg.models import BaseSegmentor
+from mmengine.model import BaseModel
 from PIL import Image
 
 from infsa_seg.datasets import SceneReader
@@ -71,14 +71,14 @@ class Source:
 
 @contextmanager
 def open_source(
-    model: BaseSegmentor,
+    model: BaseModel,
     source: str | Path | RasterReader,
     options: LargeOptions | None = None,
 ) -> Iterator[Source]:
     """Open what is to be segmented.
 
     Args:
-        model (BaseSegmentor): Its config says what a scene looks like.
+        model (BaseModel): Its config says what a scene looks like.
         source (str | Path | RasterReader): A file, ``scene:SIZE``, or a
             reader, which stays open.
         options (LargeOptions, optional): How to read it.
@@ -135,7 +135,7 @@ def naming(name: str) -> Iterator[None]:
         raise ValueError(f'{name}: {error}') from error
 
 
-def stem_of(model: BaseSegmentor, name: str) -> str:
+def stem_of(model: BaseModel, name: str) -> str:
     """What the files of an input are named after."""
     if name.startswith('scene:'):
         return parse_scene(name, model.cfg)[0]
