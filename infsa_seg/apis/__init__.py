@@ -6,7 +6,7 @@ from .config import load_config
 from .estimate import Estimate, estimate_memory
 from .estimate_report import describe_estimate
 from .infer import InferResult, infer
-from .inference import inference, init_model
+from .inference import classify, inference, init_model
 from .large import (
     LargeOptions,
     LargeResult,
@@ -27,6 +27,7 @@ __all__ = [
     'LargeResult',
     'LargeResults',
     'PretrainResult',
+    'classify',
     'convert_to_infvit',
     'convert_zero',
     'describe_estimate',

@@ -7,9 +7,12 @@ from typing import Any, overload
 
 import mmseg.apis
 import numpy as np
+import torch
 from mmengine.config import Config
+from mmengine.dataset import Compose
 from mmengine.model import BaseModel
 from mmengine.registry import init_default_scope
+from mmengine.structures import BaseDataElement
 from mmseg.models import BaseSegmentor
 from mmseg.registry import DATASETS, MODELS
 from mmseg.structures import SegDataSample
@@ -112,3 +115,34 @@ def inference(
     return mmseg.apis.inference_model(
         model, list(images) if arrays else [str(image) for image in images]
     )
+
+
+def classify(
+    model: BaseModel, images: Sequence[str | Path]
+) -> list[BaseDataElement]:
+    """Classify picture files, each prepared as the config's test data are.
+
+    Args:
+        model (BaseModel): A classifier, from :func:`init_model`.
+        images (Sequence[str | Path]): Files.
+
+    Returns:
+        list[BaseDataElement]: For each ``pred_label``, the index of a class,
+        and ``pred_score`` (classes), which sums to one.
+
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: One cannot be decoded.
+    """
+    pipeline = Compose(model.cfg.test_dataloader.dataset.pipeline)
+    samples = []
+    for image in images:
+        packed = pipeline({'img_path': str(image)})
+        with torch.no_grad():
+            samples += model.test_step(
+                {
+                    'inputs': [packed['inputs']],
+                    'data_samples': [packed['data_samples']],
+                }
+            )
+    return samples

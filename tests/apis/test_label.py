@@ -11,7 +11,13 @@ from mmengine.structures import BaseDataElement
 from PIL import Image
 from torch import nn
 
-from infsa_seg.apis import infer, infer_large, infer_large_image, init_model
+from infsa_seg.apis import (
+    classify,
+    infer,
+    infer_large,
+    infer_large_image,
+    init_model,
+)
 
 from .conftest import REPO
 from .test_products import read, scene, write_map, write_slide
@@ -279,3 +285,21 @@ def test_values_of_another_scale_are_doubted(model, tmp_path):
 def test_small_pictures_are_for_segmentors(files, tmp_path):
     with pytest.raises(ValueError, match=r'use tools/infer_large\.py'):
         infer(*files, ['a.png'], tmp_path)
+
+
+def test_pictures_are_classified_as_in_testing(files, tmp_path):
+    """By the config's test data; 1e-5."""
+    for index in range(2):
+        picture = scene()[index:, : 64 + index]
+        Image.fromarray(picture).save(tmp_path / f'{index}.png')
+    model = init_model(*files)
+    paths = sorted(tmp_path.glob('*.png'))
+    samples = classify(model, paths)
+    for path, sample in zip(paths, samples, strict=True):
+        pixels = np.array(Image.open(path))
+        expected = forward(model, pixels)
+        np.testing.assert_allclose(
+            sample.pred_score, expected, rtol=0, atol=1e-5
+        )
+        assert sample.pred_label == expected.argmax()
+        assert sample.img_path == str(path)

@@ -12,6 +12,7 @@ from infsa_seg.apis.pictures import read_image
 from infsa_seg.layers import InfSAAttention
 from infsa_seg.ops import crelu, landmark_keys, landmark_queries
 from tests.apis.conftest import REPO
+from tests.apis.test_label import write_classifier
 
 TOOL = 'analysis/spectral_quality.py'
 
@@ -145,16 +146,21 @@ def test_layers_of_a_model(tool, quality, project, weights):
         ['backbone.layers.0.attn.op', '1'],
         ['backbone.layers.1.attn.op', '0'],
         ['backbone.layers.1.attn.op', '1'],
+        ['backbone.layers.0.attn.op', 'mean'],
+        ['backbone.layers.1.attn.op', 'mean'],
         ['mean', ''],
+        ['paper', ''],
     ]
+    assert rows.pop()[2:] == ['0.985', '-', '-', '-']
     # A dash is in order: some graphs have no cycle, and so no eigenvector.
     cells = np.array(
         [[x.replace('-', 'nan') for x in row[2:]] for row in rows], float
     )
-    np.testing.assert_allclose(
-        np.nanmean(cells[:4], 0), cells[4], atol=1e-3, equal_nan=False
-    )
-    assert (cells[4] > 0).all() and (cells[4] <= 1).all()
+    for heads, mean in ((cells[:2], 4), (cells[2:4], 5), (cells[:4], 6)):
+        np.testing.assert_allclose(
+            np.nanmean(heads, 0), cells[mean], atol=1e-3, equal_nan=False
+        )
+    assert (cells[6] > 0).all() and (cells[6] <= 1).all()
 
     # The second layer once more, by way of the backbone's own steps.
     model = init_model(config, weights)
@@ -189,7 +195,7 @@ test_dataloader = dict(
     checkpoint = tmp_path / 'weights.pth'
     torch.save(init_model(config).state_dict(), checkpoint)
     _, rows = table(tool(TOOL, 'trained', config, checkpoint, 'scene:48x64'))
-    assert len(rows) == 5
+    assert len(rows) == 8
     assert {row[4] for row in rows} == {'-'}
     assert all(0 < float(row[2]) <= 1 for row in rows)
     # Scenes of another size, or number, are other pictures.
@@ -220,18 +226,43 @@ class Segmentor(nn.Module):
 
 
 def test_hidden_tokens_are_left_out(quality, monkeypatch):
-    monkeypatch.setattr(
-        quality, 'inference', lambda model, image: model(image)
-    )
     x = torch.randn(1, 3, 6, 4)
-    seen = quality.layer_inputs(Segmentor(), x)
+    monkeypatch.setattr(quality, 'run', lambda model, name: model(x))
+    seen = quality.layer_inputs(Segmentor(), 'a.png')
     assert list(seen) == ['attention']
     torch.testing.assert_close(
         seen['attention'], x[:, :, 1::2].reshape(9, 4), rtol=0, atol=0
     )
     monkeypatch.setattr(quality, 'MAX_TOKENS', 8)
-    with pytest.raises(ValueError, match=r'9 tokens, .* large beyond 8'):
-        quality.layer_inputs(Segmentor(), x)
+    with pytest.raises(ValueError, match=r'a\.png: makes 9 tokens, .* beyond'):
+        quality.layer_inputs(Segmentor(), 'a.png')
+
+
+def test_a_classifier_over_a_folder(tool, quality, project, tmp_path):
+    """Means over its pictures, evenly spread."""
+    config, weights = tmp_path / 'three.py', tmp_path / 'three.pth'
+    write_classifier(config, weights)
+    MMLogger._instance_dict.clear()
+    folder = project / 'data' / 'image'
+    files = quality.picture_files([str(folder)], 3)
+    assert len(set(files)) == 3
+    assert quality.picture_files([*files, str(folder)], 99) == [
+        *files,
+        *sorted(map(str, folder.iterdir())),
+    ]
+    _, together = table(
+        tool(TOOL, 'trained', config, weights, folder, '--limit', 3)
+    )
+    each = [table(tool(TOOL, 'trained', config, weights, f))[1] for f in files]
+    cells = [
+        np.array([[float(x) for x in row[2:]] for row in rows[:4]])
+        for rows in (together, *each)
+    ]
+    np.testing.assert_allclose(cells[0], np.mean(cells[1:], 0), atol=1.1e-3)
+    (tmp_path / 'empty').mkdir()
+    outcome = tool(TOOL, 'trained', config, weights, tmp_path / 'empty')
+    assert outcome.status == 1
+    assert 'empty: has no file that ends in' in outcome.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 """How well each operator finds the tokens that matter, head by head.
 
 ``python tools/analysis/spectral_quality.py random``, or ``... trained CONFIG
-CHECKPOINT [INPUT]``. It prints the cosine of what each token receives by an
-operator with the dominant left eigenvector of ReLU(QK^T), the graph that
-InfSA stands for (DESIGN 3.3):
+CHECKPOINT [INPUT ...]``, the mean over the inputs. It prints the cosine of
+what each token receives by an operator with the dominant left eigenvector of
+ReLU(QK^T), the graph that InfSA stands for (DESIGN 3.3):
 
 * linear: the scores of Linear-InfSA;
 * crelu: the left eigenvector of the crelu graph, from an M x M problem;
@@ -15,24 +15,28 @@ InfSA stands for (DESIGN 3.3):
 
 Every operator sees the same queries and keys, whichever the layer uses. A
 dash stands where there is nothing to compare: no landmarks, or no dominant
-eigenvector.
+eigenvector. Beside trained models stands what the paper tells of its own
+(arXiv 2603.00175).
 """
 
 import argparse
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 try:
     import torch
     from torch import Tensor, nn
 
-    from infsa_seg.apis import cli, inference, init_model
+    from infsa_seg.apis import classify, cli, inference, init_model
     from infsa_seg.apis.infer import draw_scene
     from infsa_seg.apis.pictures import read_image
     from infsa_seg.apis.progress import progress
+    from infsa_seg.datasets.imagenet import SUFFIXES
     from infsa_seg.layers import InfSAAttention, LandmarkInfSA
+    from infsa_seg.models.classifiers import InfViTClassifier
     from infsa_seg.ops import crelu, reference
     from infsa_seg.ops.centrality import (
         DenseGraph,
@@ -45,6 +49,8 @@ except ImportError as error:  # not installed, or beside what cannot work
 
 OPERATORS = ('linear', 'crelu', 'landmark', 'constant')
 MEANS = (0.0, 0.1, 0.2, 0.3, 0.5)
+# Of linear, on trained models.
+PAPER = 0.985
 WIDTH = 64
 # The matrix of a head then takes 2 GiB.
 MAX_TOKENS = 16_384
@@ -112,29 +118,67 @@ def random_rows(args: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def trained_rows(args: argparse.Namespace) -> Iterator[list[str]]:
-    """A row for each layer and head of a model on an image."""
+    """Rows for each head, each layer and the model, means over images."""
     model = init_model(
         args.config, args.checkpoint, cfg_options=args.cfg_options
     )
-    if args.input.startswith('scene:'):
-        _, image, _ = draw_scene(args.input, model.cfg)
-    else:
-        image = read_image(args.input)
+    found: dict[str, list[Tensor]] = {}
+    names = picture_files(args.inputs, args.limit)
+    for name in progress(names, 'Comparing'):
+        for path, tokens in layer_inputs(model, name).items():
+            layer = model.get_submodule(path)
+            q, k = layer.queries(tokens[None]), layer.keys(tokens[None])
+            found.setdefault(path, []).append(cosines(layer, q[0], k[0]))
     yield ['layer', 'head', *OPERATORS]
-    total = []
-    for name, tokens in progress(
-        layer_inputs(model, image).items(), 'Comparing'
-    ):
-        layer = model.get_submodule(name)
-        q, k = layer.queries(tokens[None]), layer.keys(tokens[None])
-        total.append(cosines(layer, q[0], k[0]))
-        for head, row in enumerate(total[-1]):
+    table = {name: torch.stack(parts) for name, parts in found.items()}
+    for name, values in table.items():
+        for head, row in enumerate(values.nanmean(0)):
             yield [name, str(head), *numbers(row)]
-    yield ['mean', '', *numbers(torch.cat(total).nanmean(0))]
+    for name, values in table.items():
+        yield [name, 'mean', *numbers(values.nanmean((0, 1)))]
+    whole = torch.cat([values.flatten(0, 1) for values in table.values()])
+    yield ['mean', '', *numbers(whole.nanmean(0))]
+    yield ['paper', '', f'{PAPER:.3f}', *['-'] * (len(OPERATORS) - 1)]
 
 
-def layer_inputs(model: nn.Module, image: Any) -> dict[str, Tensor]:
-    """Segment an image; the valid tokens (N, C) that each layer gets.
+def picture_files(inputs: list[str], limit: int) -> list[str]:
+    """Files for folders, evenly spread over each; other names as they are.
+
+    Raises:
+        ValueError: a folder has no picture.
+    """
+    names: list[str] = []
+    for name in inputs:
+        if not Path(name).is_dir():
+            names.append(name)
+            continue
+        files = sorted(
+            str(file)
+            for file in Path(name).rglob('*')
+            if file.suffix.lower() in SUFFIXES
+        )
+        if not files:
+            raise ValueError(
+                f'{name}: has no file that ends in {" ".join(SUFFIXES)}'
+            )
+        count = min(limit, len(files))
+        names += [files[i * len(files) // count] for i in range(count)]
+    return names
+
+
+def run(model: nn.Module, name: str) -> None:
+    """Segment or classify an input."""
+    if name.startswith('scene:'):
+        _, image, _ = draw_scene(name, model.cfg)
+        inference(model, image)
+    elif isinstance(model, InfViTClassifier):
+        classify(model, [name])
+    else:
+        inference(model, read_image(name))
+
+
+def layer_inputs(model: nn.Module, name: str) -> dict[str, Tensor]:
+    """Run a model; the valid tokens (N, C) of the input that each layer gets.
 
     Where the model slides a window, those of the last one.
 
@@ -143,28 +187,30 @@ def layer_inputs(model: nn.Module, image: Any) -> dict[str, Tensor]:
     """
     seen = {}
 
-    def keep(name: str) -> Any:
+    def keep(path: str) -> Any:
         def hook(layer: nn.Module, args: tuple, kwargs: dict) -> None:
             tokens, valid = args[0], kwargs.get('valid')
             whole = tokens.flatten(0, -2)
-            seen[name] = whole if valid is None else whole[valid.flatten()]
+            seen[path] = whole if valid is None else whole[valid.flatten()]
 
         return hook
 
     handles = [
-        module.register_forward_pre_hook(keep(name), with_kwargs=True)
-        for name, module in model.named_modules()
+        module.register_forward_pre_hook(keep(path), with_kwargs=True)
+        for path, module in model.named_modules()
         if isinstance(module, InfSAAttention)
     ]
     if not handles:
         raise ValueError('the model has no InfSAAttention to look at')
-    inference(model, image)
-    for handle in handles:
-        handle.remove()
+    try:
+        run(model, name)
+    finally:
+        for handle in handles:
+            handle.remove()
     most = max(len(tokens) for tokens in seen.values())
     if most > MAX_TOKENS:
         raise ValueError(
-            f'the image makes {most} tokens, and their N x N graph is too '
+            f'{name}: makes {most} tokens, and their N x N graph is too '
             f'large beyond {MAX_TOKENS}; use a smaller one'
         )
     return seen
@@ -203,12 +249,19 @@ def parse() -> argparse.Namespace:
     cli.add_config_arguments(trained)
     trained.add_argument('checkpoint', help='trained weights')
     trained.add_argument(
-        'input',
-        nargs='?',
-        default='scene:256',
+        'inputs',
+        nargs='*',
+        default=['scene:256'],
         metavar='INPUT',
-        help='a picture file, or scene:SIZE[:NUMBER] for a synthetic scene; '
-        'defaults to scene:256',
+        help='a picture file, a folder of them, or scene:SIZE[:NUMBER] for a '
+        'synthetic scene; defaults to scene:256',
+    )
+    trained.add_argument(
+        '--limit',
+        type=cli.positive,
+        default=64,
+        metavar='N',
+        help='pictures of a folder at most, evenly spread; defaults to 64',
     )
     return parser.parse_args()
 
