@@ -147,3 +147,22 @@ def test_one_augmented_step():
         assert torch.count_nonzero(sample.gt_score) <= 2
         assert sample.gt_score[[3, 999]].sum() == pytest.approx(1)
     model(**data, mode='loss')['loss'].backward()
+
+
+@pytest.mark.parametrize('variant', ['neumann', 'linear'])
+def test_a_segmentor_for_the_small_backbone(variant):
+    """Of the same form and normalisation, so that its weights fit."""
+    classifier = read(f'infvit-4x128_{variant}_tiny-imagenet-50').model
+    path = FOLDER.parent / 'infvit'
+    segmentor = load_config(
+        path / f'infvit-4x128_{variant}_camvid-192x192.py'
+    ).model
+    for name in ('mean', 'std', 'bgr_to_rgb'):
+        assert (
+            segmentor.data_preprocessor[name]
+            == classifier.data_preprocessor[name]
+        )
+    mine, other = segmentor.backbone, classifier.backbone
+    assert {k for k in {**mine, **other} if mine.get(k) != other.get(k)} == {
+        *('img_size', 'out_indices')
+    }

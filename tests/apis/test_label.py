@@ -259,6 +259,14 @@ def test_nothing_valid_is_an_error(model, tmp_path):
     assert not (tmp_path / 'out').exists()
 
 
+def test_no_label_of_what_is_not_finite(model, tmp_path):
+    model.head.bias.data[0] = torch.nan
+    np.save(tmp_path / 'a.npy', scene())
+    with pytest.raises(ValueError, match='not finite; use --dtype fp32'):
+        infer_large_image(model, tmp_path / 'a.npy', tmp_path / 'out')
+    assert not list((tmp_path / 'out').glob('*'))
+
+
 def test_several_inputs(files, tmp_path):
     for name in 'ab':
         np.save(tmp_path / f'{name}.npy', scene())

@@ -62,7 +62,16 @@ class LabelOutputs(Outputs):
         return held
 
     def take(self, logits: Tensor) -> None:
-        """Take the logits of the image, (1, classes)."""
+        """Take the logits of the image, (1, classes).
+
+        Raises:
+            ValueError: They are not finite.
+        """
+        if not logits.isfinite().all():
+            raise ValueError(
+                'the logits are not finite; use --dtype fp32, or check the '
+                'weights'
+            )
         self.scores = logits[0].double().softmax(0).cpu().numpy()
 
     def sink_importance(self, row: int, values: Tensor) -> None:
