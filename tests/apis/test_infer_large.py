@@ -20,7 +20,7 @@ from infsa_seg.apis import (
     init_model,
     plan_large_image,
 )
-from infsa_seg.apis.large.infer_large import expand
+from infsa_seg.apis.large.infer_large import _cast, expand
 from infsa_seg.apis.large.raster_image import strips_of
 from infsa_seg.raster import RasterMeta, open_raster
 
@@ -205,6 +205,10 @@ def test_half_precision_leaves_the_model_alone(model, tmp_path):
         infer_large_image(model, tmp_path / 'a.npy', out, **options)
         assert (read(out) == read(tmp_path / 'a.tif')).mean() > 0.99
     assert next(model.parameters()).dtype == torch.float32
+    # Pixels are normalised by numbers that are not rounded.
+    small = _cast(model, torch.bfloat16)
+    assert next(small.parameters()).dtype == torch.bfloat16
+    assert small.data_preprocessor.mean.dtype == torch.float32
 
 
 def test_measured_against_labels(project, trained, tmp_path):
