@@ -157,16 +157,17 @@ def test_wrong_arguments_are_one_line(tool, arguments, message):
 
 
 @pytest.mark.slow
-def test_the_temperature_carries_over(extent):
+def test_the_temperature_carries_over(extent, monkeypatch):
     """Trained on 256 tokens, still right on 64 times as many.
 
     Without the temperature the same weights are not.
     """
     device = torch.device('cpu')
-    network = extent.train('neumann', 16, 1200, 0, device)
+    network = extent.train('neumann', 16, 600, 0, device)
     small, large = (extent.accuracy(network, n, device) for n in (16, 128))
     assert small >= 0.99 and large >= 0.99
     for module in network.modules():
         if isinstance(module, LandmarkInfSA):
             module.log_n = False
-    assert extent.accuracy(network, 128, device) < large - 0.1
+    monkeypatch.setattr(extent, 'TEST_IMAGES', 4)
+    assert extent.accuracy(network, 256, device) < 0.9

@@ -7,12 +7,12 @@ corner that deals them out to four classes anew, and every token must look up
 its own texture: without the legend a texture means nothing. The legend keeps
 its size, so that it fills an eighth of 256 tokens and one in 2,048 of 65,536.
 
-A softmax whose temperature grows with log N weighs a token by N to a power,
-and finds it among ever more others as long as that power is above 1. What is
-random in a token's cosine is magnified as well: a deviation of sigma makes the
-others weigh exp(tau^2 sigma^2 / 2) times as much, whose exponent grows with
-the square of log N. Hence the network looks at neighbours before it looks
-anything up, which takes most of the noise away.
+A softmax whose temperature tau grows with log N weighs a token by N to a
+power, and finds it among ever more others as long as that power is above 1.
+What is random in a cosine, of deviation sigma, makes the others weigh
+exp(tau^2 sigma^2 / 2) times as much, and that exponent grows with the square
+of log N. Hence the network looks at neighbours before it looks anything up:
+it nearly halves sigma.
 """
 
 import argparse
@@ -261,7 +261,7 @@ def parse() -> argparse.Namespace:
         'to 16384',
     )
     parser.add_argument(
-        '--iters', type=cli.positive, default=1200, help='defaults to 1200'
+        '--iters', type=cli.positive, default=600, help='defaults to 600'
     )
     parser.add_argument('--seed', type=int, default=0, help='defaults to 0')
     parser.add_argument(
