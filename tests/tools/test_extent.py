@@ -170,4 +170,4 @@ def test_the_temperature_carries_over(extent, monkeypatch):
         if isinstance(module, LandmarkInfSA):
             module.log_n = False
     monkeypatch.setattr(extent, 'TEST_IMAGES', 4)
-    assert extent.accuracy(network, 256, device) < 0.9
+    assert extent.accuracy(network, 256, device) < 0.95
