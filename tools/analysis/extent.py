@@ -2,20 +2,23 @@
 """Train on few tokens, test on many: ``python tools/analysis/extent.py``.
 
 It prints the accuracy of each operator in associative recall (DESIGN 3.3) as
-the image grows. Every image carries a legend that deals eight textures out to
-four classes anew, and every token must look up its own texture: without the
-legend a texture means nothing. The legend keeps its size, so that it fills a
-sixteenth of 256 tokens and one in 4,096 of 65,536.
+the image grows. Every image is a mosaic of eight textures with a legend in its
+corner that deals them out to four classes anew, and every token must look up
+its own texture: without the legend a texture means nothing. The legend keeps
+its size, so that it fills an eighth of 256 tokens and one in 2,048 of 65,536.
 
-A softmax whose temperature grows with log N weighs a token by N to a power,
-and finds it among ever more others as long as that power is above 1. It is if
-training asked for as much: for one among all tokens. A legend in which each
-texture stands four times asks for less, and is lost sooner.
+A softmax whose temperature tau grows with log N weighs a token by N to a
+power, and finds it among ever more others as long as that power is above 1.
+What is random in a cosine, of deviation sigma, makes the others weigh
+exp(tau^2 sigma^2 / 2) times as much, and that exponent grows with the square
+of log N. Hence the network looks at neighbours before it looks anything up:
+it nearly halves sigma.
 """
 
 import argparse
 import sys
 from argparse import ArgumentParser
+from math import isqrt
 from typing import Any
 
 try:
@@ -36,8 +39,8 @@ except ImportError as error:  # not installed, or beside what cannot work
     sys.exit(f'extent.py: error: {error}')
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    'neumann': dict(variant='neumann', num_landmarks=64),
-    'neumann-fixed': dict(variant='neumann', num_landmarks=64, log_n=False),
+    'neumann': dict(variant='neumann', num_landmarks=32),
+    'neumann-fixed': dict(variant='neumann', num_landmarks=32, log_n=False),
     'softmax': dict(variant='softmax'),
     'linear': dict(variant='linear'),
 }
@@ -45,11 +48,15 @@ TOKENS = (256, 1024, 4096, 16_384, 65_536)
 
 NUM_TEXTURES = 8
 NUM_CLASSES = 4
-# Each texture stands in it twice.
-LEGEND = 2 * NUM_TEXTURES
-# What a token shows: a texture and, in the legend, the mark of a class.
+# A token shows a texture and, in the legend, the mark of a class.
 CHANNELS = NUM_TEXTURES + NUM_CLASSES
 NOISE = 0.1
+# The mosaic is made of squares, the legend of smaller ones in a row.
+REGION = 4
+PATCH = 2
+MIN_SIDE = PATCH * NUM_TEXTURES
+# The class of the legend's tokens, which F.cross_entropy leaves out.
+NO_CLASS = -100
 
 WIDTH = 64
 NUM_LAYERS = 3
@@ -67,34 +74,41 @@ def deal(generator: torch.Generator) -> Tensor:
 
 
 def draw(
-    meaning: Tensor, num_tokens: int, generator: torch.Generator
+    meaning: Tensor, side: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw an image: its legend, then a field of random textures.
-
-    The order of the tokens is of no account, as nothing tells it.
+    """Draw an image: a mosaic of random textures, the legend in its corner.
 
     Args:
         meaning: of :func:`deal`.
-        num_tokens: N, more than LEGEND.
-        generator: source of the field and of the noise.
+        side: rows and columns, at least MIN_SIDE.
+        generator: source of the mosaic, of the legend's order and of the
+            noise.
 
     Returns:
-        Tokens, float32 (N, CHANNELS), and the classes of the field, int64
-        (N - LEGEND,).
+        Tokens, float32 (side, side, CHANNELS), and their classes, int64
+        (side, side), NO_CLASS in the legend.
     """
-    legend = torch.arange(LEGEND) % NUM_TEXTURES
-    field = torch.randint(
-        NUM_TEXTURES, (num_tokens - LEGEND,), generator=generator
+    regions = -(-side // REGION)
+    texture = torch.randint(
+        NUM_TEXTURES, (regions, regions), generator=generator
     )
-    tokens = NOISE * torch.randn(num_tokens, CHANNELS, generator=generator)
-    texture, mark = tokens.split([NUM_TEXTURES, NUM_CLASSES], -1)
-    texture += F.one_hot(torch.cat([legend, field]), NUM_TEXTURES)
-    mark[:LEGEND] += F.one_hot(meaning[legend], NUM_CLASSES)
-    return tokens, meaning[field]
+    texture = texture.repeat_interleave(REGION, 0)[:side]
+    texture = texture.repeat_interleave(REGION, 1)[:, :side]
+    order = torch.randperm(NUM_TEXTURES, generator=generator)
+    texture[:PATCH, :MIN_SIDE] = order.repeat_interleave(PATCH)
+
+    labels = meaning[texture]
+    tokens = NOISE * torch.randn(side, side, CHANNELS, generator=generator)
+    shown, mark = tokens.split([NUM_TEXTURES, NUM_CLASSES], -1)
+    shown += F.one_hot(texture, NUM_TEXTURES)
+    legend = labels[:PATCH, :MIN_SIDE]
+    mark[:PATCH, :MIN_SIDE] += F.one_hot(legend, NUM_CLASSES)
+    legend.fill_(NO_CLASS)
+    return tokens, labels
 
 
 class Recall(nn.Module):
-    """A small network on a row of tokens.
+    """A small network: neighbours first, then blocks with attention.
 
     Args:
         **attention: which operator, see :class:`InfSAAttention`.
@@ -104,7 +118,11 @@ class Recall(nn.Module):
         super().__init__()
         self.body = nn.Sequential(
             nn.Linear(CHANNELS, WIDTH),
-            *(self._block(attention) for _ in range(NUM_LAYERS)),
+            Block(None, self._local()),
+            *(
+                Block(self._global(attention), self._local())
+                for _ in range(NUM_LAYERS)
+            ),
             nn.LayerNorm(WIDTH),
             nn.Linear(WIDTH, NUM_CLASSES),
         )
@@ -114,31 +132,34 @@ class Recall(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, N, CHANNELS) to logits of the field, (B, N - LEGEND, K)."""
-        return self.body(tokens[:, None])[:, 0, LEGEND:]
+        """(B, rows, columns, CHANNELS) to logits (B, rows, columns, K)."""
+        return self.body(tokens)
 
     @staticmethod
-    def _block(attention: dict[str, Any]) -> Block:
-        return Block(
-            GlobalBranch(
-                nn.LayerNorm(WIDTH),
-                InfSAAttention(WIDTH, NUM_HEADS, **attention),
-                nn.Identity(),
-            ),
-            LocalBranch(
-                nn.LayerNorm(WIDTH), FFN(WIDTH, 2 * WIDTH), nn.Identity()
-            ),
+    def _global(attention: dict[str, Any]) -> GlobalBranch:
+        return GlobalBranch(
+            nn.LayerNorm(WIDTH),
+            InfSAAttention(WIDTH, NUM_HEADS, **attention),
+            nn.Identity(),
+        )
+
+    @staticmethod
+    def _local() -> LocalBranch:
+        return LocalBranch(
+            nn.LayerNorm(WIDTH),
+            FFN(WIDTH, 2 * WIDTH, 'dwconv'),
+            nn.Identity(),
         )
 
 
 def train(
-    variant: str, num_tokens: int, iters: int, seed: int, device: torch.device
+    variant: str, side: int, iters: int, seed: int, device: torch.device
 ) -> Recall:
     """Train a network, every iteration on new images.
 
     Args:
         variant: one of VARIANTS.
-        num_tokens: tokens of each image.
+        side: rows and columns of each image.
         iters: how many batches.
         seed: of the weights and the images.
         device: where to.
@@ -154,14 +175,12 @@ def train(
         optimizer, LEARNING_RATE, iters, pct_start=0.1, cycle_momentum=False
     )
     for _ in progress(range(iters), f'Training {variant}'):
-        images = [
-            draw(deal(generator), num_tokens, generator) for _ in range(BATCH)
-        ]
+        images = [draw(deal(generator), side, generator) for _ in range(BATCH)]
         tokens, labels = (
             torch.stack(parts).to(device)
             for parts in zip(*images, strict=True)
         )
-        loss = F.cross_entropy(network(tokens).mT, labels)
+        loss = F.cross_entropy(network(tokens).movedim(-1, 1), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -170,41 +189,44 @@ def train(
 
 
 @torch.inference_mode()
-def accuracy(network: Recall, num_tokens: int, device: torch.device) -> float:
-    """The share of field tokens that get their class, over test images.
+def accuracy(network: Recall, side: int, device: torch.device) -> float:
+    """The share of tokens that get their class, over test images.
 
     Images of any size have the same legends, whatever was trained on.
     """
     shares = []
     for index in range(TEST_IMAGES):
         generator = torch.Generator().manual_seed(TEST_SEED + index)
-        tokens, labels = draw(deal(generator), num_tokens, generator)
+        tokens, labels = draw(deal(generator), side, generator)
         found = network(tokens[None].to(device)).argmax(-1)[0].cpu()
-        shares.append((found == labels).double().mean())
+        shares.append((found == labels)[labels != NO_CLASS].double().mean())
     return torch.stack(shares).mean().item()
 
 
 def measure(variant: str, args: argparse.Namespace) -> list[str]:
     """Train one variant; its accuracy on each size, a dash if left out."""
     network = train(
-        variant, args.tokens[0], args.iters, args.seed, args.device
+        variant, isqrt(args.tokens[0]), args.iters, args.seed, args.device
     )
     cells = []
     for num_tokens in progress(args.tokens, f'Testing {variant}'):
         if variant == 'softmax' and num_tokens > args.softmax_max_tokens:
             cells.append('-')
         else:
-            cells.append(f'{accuracy(network, num_tokens, args.device):.3f}')
+            share = accuracy(network, isqrt(num_tokens), args.device)
+            cells.append(f'{share:.3f}')
     return cells
 
 
 def extent(value: str) -> int:
-    """An argument that is the number of tokens of an image."""
-    if cli.positive(value) <= LEGEND:
+    """An argument that is the number of tokens of a square image."""
+    num_tokens = cli.positive(value)
+    side = isqrt(num_tokens)
+    if side * side != num_tokens or side < MIN_SIDE:
         raise argparse.ArgumentTypeError(
-            f'{value} tokens leave no field beside the legend of {LEGEND}'
+            f'{value} tokens make no square of {MIN_SIDE} x {MIN_SIDE} or more'
         )
-    return int(value)
+    return num_tokens
 
 
 def parse() -> argparse.Namespace:
@@ -227,8 +249,8 @@ def parse() -> argparse.Namespace:
         type=extent,
         default=TOKENS,
         metavar='N',
-        help='sizes to test on, of which the first is trained on; defaults '
-        f'to {" ".join(map(str, TOKENS))}',
+        help='sizes of square images to test on, of which the first is '
+        f'trained on; defaults to {" ".join(map(str, TOKENS))}',
     )
     parser.add_argument(
         '--softmax-max-tokens',
@@ -239,7 +261,7 @@ def parse() -> argparse.Namespace:
         'to 16384',
     )
     parser.add_argument(
-        '--iters', type=cli.positive, default=1200, help='defaults to 1200'
+        '--iters', type=cli.positive, default=600, help='defaults to 600'
     )
     parser.add_argument('--seed', type=int, default=0, help='defaults to 0')
     parser.add_argument(
