@@ -262,7 +262,7 @@ def test_a_classifier_over_a_folder(tool, quality, project, tmp_path):
     (tmp_path / 'empty').mkdir()
     outcome = tool(TOOL, 'trained', config, weights, tmp_path / 'empty')
     assert outcome.status == 1
-    assert 'empty: has no file that ends in' in outcome.err.splitlines()[-1]
+    assert 'empty: has no picture in it' in outcome.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

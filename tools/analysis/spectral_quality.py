@@ -28,15 +28,14 @@ from typing import Any
 
 try:
     import torch
+    from PIL import Image
     from torch import Tensor, nn
 
     from infsa_seg.apis import classify, cli, inference, init_model
     from infsa_seg.apis.infer import draw_scene
     from infsa_seg.apis.pictures import read_image
     from infsa_seg.apis.progress import progress
-    from infsa_seg.datasets.imagenet import SUFFIXES
     from infsa_seg.layers import InfSAAttention, LandmarkInfSA
-    from infsa_seg.models.classifiers import InfViTClassifier
     from infsa_seg.ops import crelu, reference
     from infsa_seg.ops.centrality import (
         DenseGraph,
@@ -147,6 +146,7 @@ def picture_files(inputs: list[str], limit: int) -> list[str]:
     Raises:
         ValueError: a folder has no picture.
     """
+    known = Image.registered_extensions()
     names: list[str] = []
     for name in inputs:
         if not Path(name).is_dir():
@@ -155,12 +155,10 @@ def picture_files(inputs: list[str], limit: int) -> list[str]:
         files = sorted(
             str(file)
             for file in Path(name).rglob('*')
-            if file.suffix.lower() in SUFFIXES
+            if known.get(file.suffix.lower()) in Image.OPEN
         )
         if not files:
-            raise ValueError(
-                f'{name}: has no file that ends in {" ".join(SUFFIXES)}'
-            )
+            raise ValueError(f'{name}: has no picture in it')
         count = min(limit, len(files))
         names += [files[i * len(files) // count] for i in range(count)]
     return names
@@ -171,10 +169,10 @@ def run(model: nn.Module, name: str) -> None:
     if name.startswith('scene:'):
         _, image, _ = draw_scene(name, model.cfg)
         inference(model, image)
-    elif isinstance(model, InfViTClassifier):
-        classify(model, [name])
-    else:
+    elif hasattr(model, 'decode_head'):
         inference(model, read_image(name))
+    else:
+        classify(model, [name])
 
 
 def layer_inputs(model: nn.Module, name: str) -> dict[str, Tensor]:
