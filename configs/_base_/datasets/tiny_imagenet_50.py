@@ -16,6 +16,7 @@ test_pipeline = [
     dict(type='PackClsInputs'),
 ]
 train_dataloader = dict(
+    batch_size=64,
     num_workers=1,
     sampler=dict(_delete_=True, type='DefaultSampler', shuffle=True),
     dataset=dict(data_root=data_root, pipeline=train_pipeline),
