@@ -50,9 +50,10 @@ def init_model(
         ValueError: One of them is not usable.
     """
     cfg = load_config(config, cfg_options)
-    if cfg.model.type == InfViTClassifier.__name__:
+    init_default_scope(cfg.get('default_scope', 'mmseg'))
+    kind = MODELS.get(cfg.model.type)
+    if kind is not None and issubclass(kind, InfViTClassifier):
         # Upstream's function sets what only segmentors have.
-        init_default_scope(cfg.get('default_scope', 'mmseg'))
         model = MODELS.build(cfg.model).to(device).eval()
         model.cfg = cfg
     else:

@@ -12,6 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 from infsa_seg.engine import atomic_path
 
 Palette = Sequence[Sequence[int]]
+# A line of a legend, and the colour it stands for.
+Entry = tuple[str, tuple[int, ...] | None]
 OPACITY = 0.5
 
 
@@ -104,19 +106,19 @@ def write_heat(
     known = heat[np.isfinite(heat)]
     top = max(float(np.percentile(known, 99)), 1e-12) if known.size else 1.0
     levels = np.nan_to_num(heat / top).clip(0, 1)
-    colours = _colours_of(levels)
-    blend = cv2.addWeighted(
-        image[..., ::-1], 1 - OPACITY, colours, OPACITY, gamma=0
+    rgb = image[..., ::-1]
+    colours = cv2.addWeighted(
+        rgb, 1 - OPACITY, _colours_of(levels), OPACITY, gamma=0
     )
-    blend[np.isnan(heat)] = image[..., ::-1][np.isnan(heat)]
-    steps = np.linspace(1, 0, 5)
-    scale = [
-        (f'{step * top:.3g}', tuple(colour))
-        for step, colour in zip(
-            steps, _colours_of(steps[None])[0].tolist(), strict=True
-        )
-    ]
-    entries = [*((title, None) for title in titles), *scale]
+    blend = np.where(np.isnan(heat)[..., None], rgb, colours)
+    entries: list[Entry] = [(title, None) for title in titles]
+    if known.size:
+        steps = np.linspace(1, 0, 5)
+        shades = _colours_of(steps[None])[0].tolist()
+        entries += [
+            (f'{step * top:.3g}', tuple(shade))
+            for step, shade in zip(steps, shades, strict=True)
+        ]
     with atomic_path(path) as part:
         sheet = _beside(Image.fromarray(blend), entries)
         sheet.save(part, format='PNG')
@@ -131,7 +133,7 @@ def _colours_of(levels: np.ndarray) -> np.ndarray:
 
 def _beside(
     picture: Image.Image,
-    entries: Sequence[tuple[str, tuple[int, ...] | None]],
+    entries: Sequence[Entry],
 ) -> Image.Image:
     """Add a column with a text, and a square of its colour, for each entry."""
     size = max(12, picture.height // 40)

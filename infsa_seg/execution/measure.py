@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from infsa_seg.layers.protocol import BandNetwork, PooledNetwork
+from infsa_seg.layers.protocol import BandNetwork, Network
 from infsa_seg.ops import Rows
 
 from .bands import Grid
@@ -65,7 +65,7 @@ class Cost:
 
 
 def measure(
-    network: BandNetwork | PooledNetwork,
+    network: Network,
     grid: Grid,
     channels: int,
     dtype: torch.dtype = torch.float32,
@@ -98,7 +98,7 @@ _costs: dict[tuple[Any, ...], Cost] = {}
 
 
 def _measure(
-    network: BandNetwork | PooledNetwork,
+    network: Network,
     grid: Grid,
     channels: int,
     dtype: torch.dtype,
@@ -114,12 +114,13 @@ def _measure(
     ]
     (low, low_flops), (high, high_flops) = measured
     num_sweeps = len(split_sweeps(network.steps()))
-    num_sweeps += isinstance(network, BandNetwork)
+    if isinstance(network, BandNetwork):
+        num_sweeps += 1
     return Cost(num_sweeps, heights, (low, high), (low_flops, high_flops))
 
 
 def _measure_bands(
-    network: BandNetwork | PooledNetwork,
+    network: Network,
     width: int,
     band_rows: int,
     channels: int,
@@ -313,9 +314,7 @@ class _NoStore(TokenStore):
         pass
 
 
-def _on_meta(
-    network: BandNetwork | PooledNetwork,
-) -> BandNetwork | PooledNetwork:
+def _on_meta(network: Network) -> Network:
     """A copy without numbers; the weights are not copied for it."""
     memo: dict[int, Any] = {}
     for tensor in _weights(network):
@@ -326,7 +325,7 @@ def _on_meta(
     return copy.deepcopy(network, memo)
 
 
-def _weights(network: BandNetwork | PooledNetwork) -> Iterator[Tensor]:
+def _weights(network: Network) -> Iterator[Tensor]:
     """Parameters and buffers of the modules that a network is made of."""
     for value in vars(network).values():
         if isinstance(value, torch.nn.Module):

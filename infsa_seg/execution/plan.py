@@ -11,7 +11,7 @@ import time
 import torch
 from torch import Tensor
 
-from infsa_seg.layers.protocol import BandNetwork, PooledNetwork
+from infsa_seg.layers.protocol import BandNetwork, Network
 
 from .bands import Grid
 from .layout import Layout
@@ -96,7 +96,7 @@ class Plan:
 
 
 def make_plan(
-    network: BandNetwork | PooledNetwork,
+    network: Network,
     grid: Grid,
     channels: int,
     *,

@@ -18,6 +18,7 @@ from infsa_seg.layers.protocol import (
     BandNetwork,
     GlobalOp,
     LocalOp,
+    Network,
     PooledNetwork,
     Tap,
 )
@@ -61,7 +62,7 @@ class Streaming:
         journal: keeps what a killed run needs to go on; None keeps nothing.
     """
 
-    network: BandNetwork | PooledNetwork
+    network: Network
     image: Image
     tokens: TokenStore
     taps: TokenStore | None

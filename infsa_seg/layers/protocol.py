@@ -202,6 +202,9 @@ class PooledNetwork(TokenNetwork, Protocol):
         ...
 
 
+Network = BandNetwork | PooledNetwork
+
+
 def run_global(
     op: GlobalOp,
     bands: list[Tensor],

@@ -246,6 +246,12 @@ def test_without_attention_there_is_a_label_alone(files, tmp_path):
     assert [path.name for path in result.written] == (
         ['a_label.json', 'a_overview.png']
     )
+    # The picture alone: there is nothing to colour it by.
+    picture = np.array(Image.open(result.written[1]))
+    assert np.array_equal(picture[:160, :240], scene())
+    assert set(map(tuple, picture[:, 240:].reshape(-1, 3))) == {
+        (n, n, n) for n in set(picture[:, 240:, 0].ravel().tolist())
+    }
     # Of no training there are no names.
     assert json.loads(result.written[0].read_text())['label'] in '012'
 

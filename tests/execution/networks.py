@@ -116,15 +116,20 @@ def forward(model, pixels, valid=None):
         pixels: (1, 3, height, width).
         valid: bool (height, width), or None.
     """
-    patch = model.backbone.patch_size
     height, width = pixels.shape[2:]
-    mask = None
-    if valid is not None:
-        pixels = pixels.masked_fill(~valid, 0)
-        mask = any_valid(valid, patch)[None]
-    padded = F.pad(pixels, (0, -width % patch, 0, -height % patch))
+    padded, mask = pad(pixels, valid, model.backbone.patch_size)
     with torch.no_grad():
         taps = model.backbone(padded, valid=mask)
         logits = model.decode_head(taps, valid=mask)
         logits = F.interpolate(logits, size=padded.shape[2:], mode='bilinear')
     return logits[0, :, :height, :width]
+
+
+def pad(pixels, valid, patch):
+    """Pixels up to whole tokens, and the mask of these, or None."""
+    height, width = pixels.shape[2:]
+    mask = None
+    if valid is not None:
+        pixels = pixels.masked_fill(~valid, 0)
+        mask = any_valid(valid, patch)[None]
+    return F.pad(pixels, (0, -width % patch, 0, -height % patch)), mask

@@ -5,12 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from infsa_seg.execution import (
     Grid,
-    Journal,
     Layout,
     RamStore,
     Streaming,
@@ -18,7 +16,6 @@ from infsa_seg.execution import (
     make_plan,
     read_token_mask,
 )
-from infsa_seg.execution.bands import any_valid
 from infsa_seg.execution.measure import measure
 from infsa_seg.execution.sweeps import split_sweeps
 from infsa_seg.layers.protocol import BandNetwork, PooledNetwork
@@ -26,7 +23,7 @@ from infsa_seg.models.utils import ClassifierNetwork, SegmentorNetwork
 from infsa_seg.models.utils.classifier_network import MeanPool
 from infsa_seg.ops import Context
 
-from .networks import PATCH, VARIANTS, classifier, segmentor
+from .networks import PATCH, VARIANTS, classifier, pad, segmentor
 
 
 def streaming_of(network, pixels, valid=None, band_rows=2, **kwargs):
@@ -43,12 +40,7 @@ def streaming_of(network, pixels, valid=None, band_rows=2, **kwargs):
 
 def forward(model, pixels, valid=None):
     """Logits of the plain forward pass, with a mask of any shape."""
-    height, width = pixels.shape[2:]
-    mask = None
-    if valid is not None:
-        pixels = pixels.masked_fill(~valid, 0)
-        mask = any_valid(valid, PATCH)[None]
-    padded = F.pad(pixels, (0, -width % PATCH, 0, -height % PATCH))
+    padded, mask = pad(pixels, valid, PATCH)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(model, '_valid_tokens', lambda *_: mask)
         return model(padded)
@@ -152,46 +144,6 @@ def test_importance_is_of_the_last_attention():
     torch.testing.assert_close(
         torch.cat(seen), torch.cat(expected), rtol=0, atol=1e-6
     )
-
-
-class Killed(BaseException):
-    """Nothing cleans up after it here."""
-
-
-@pytest.mark.parametrize('attention', ['linear', 'neumann'])
-def test_killed_anywhere_goes_on_bit_for_bit(attention, tmp_path):
-    network = ClassifierNetwork(classifier(attention))
-    torch.manual_seed(1)
-    image = TensorImage(torch.randn(1, 3, 75, 51))
-    layout = Layout(10, 7)
-
-    def run(folder, stop_after=None, reopened=False):
-        journal = Journal(folder, {})
-        if not (reopened and journal.reopen()):
-            journal.begin(anew=reopened)
-        bands = 0
-
-        def on_band():
-            nonlocal bands
-            bands += 1
-            if bands == stop_after:
-                raise Killed
-
-        store = journal.store('tokens', layout, 24, torch.float32)
-        logits = Streaming(
-            *(network, image, store, None, 4),
-            on_band=on_band,
-            journal=journal,
-        ).classify()
-        return logits, bands
-
-    whole, total = run(tmp_path / 'whole')
-    for stop in range(1, total + 1, 2):
-        with pytest.raises(Killed):
-            run(tmp_path / str(stop), stop)
-        logits, bands = run(tmp_path / str(stop), reopened=True)
-        assert logits.equal(whole)
-        assert bands == total - (stop - 1) // 3 * 3
 
 
 @pytest.mark.parametrize('ffn', ['mlp', 'dwconv'])

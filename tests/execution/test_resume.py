@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from infsa_seg.execution import Journal, Layout, Streaming, TensorImage
-from infsa_seg.models.utils import SegmentorNetwork
+from infsa_seg.models.utils import ClassifierNetwork, SegmentorNetwork
 
-from .networks import segmentor
+from .networks import classifier, segmentor
 
 IDENTITY = {'model': 'a', 'image': 'b'}
 
@@ -39,33 +39,41 @@ def run(network, folder, stop_after=None, reopened=False):
     torch.manual_seed(1)
     image = TensorImage(torch.randn(1, 3, 75, 51))
     layout = Layout(10, 7)
-    stores = [
-        journal.store(name, layout, width, torch.float32)
-        for name, width in (('tokens', 24), ('taps', 16))
-    ]
+    tokens = journal.store('tokens', layout, 24, torch.float32)
+    taps = None
+    if isinstance(network, SegmentorNetwork):
+        taps = journal.store('taps', layout, 16, torch.float32)
+    streaming = Streaming(
+        *(network, image, tokens, taps, 4),
+        on_band=on_band,
+        journal=journal,
+    )
     logits = []
     try:
-        Streaming(
-            network,
-            image,
-            *stores,
-            band_rows=4,
-            on_band=on_band,
-            journal=journal,
-        ).run(
-            lambda rows, pieces: logits.extend(
-                p.logits.clone() for p in pieces
+        if taps is None:
+            logits.append(streaming.classify())
+        else:
+            streaming.run(
+                lambda rows, pieces: logits.extend(
+                    p.logits.clone() for p in pieces
+                )
             )
-        )
     except Killed:
         return None, bands
     journal.end()
     return torch.cat(logits, 1), bands
 
 
+NETWORKS = {
+    'segmentor': lambda attention: SegmentorNetwork(segmentor(attention)),
+    'classifier': lambda attention: ClassifierNetwork(classifier(attention)),
+}
+
+
+@pytest.mark.parametrize('kind', NETWORKS)
 @pytest.mark.parametrize('attention', ['linear', 'neumann', 'row-inf'])
-def test_killed_anywhere_goes_on_bit_for_bit(attention, tmp_path):
-    network = SegmentorNetwork(segmentor(attention))
+def test_killed_anywhere_goes_on_bit_for_bit(kind, attention, tmp_path):
+    network = NETWORKS[kind](attention)
     whole, total = run(network, tmp_path / 'whole')
     assert not (tmp_path / 'whole').exists()
     num_bands = 3

@@ -18,7 +18,7 @@ from mmengine.model import BaseModel
 from mmseg.evaluation import IoUMetric
 
 from infsa_seg.layers import GlobalBranch
-from infsa_seg.layers.protocol import BandNetwork, PooledNetwork
+from infsa_seg.layers.protocol import Network
 from infsa_seg.models.classifiers import InfViTClassifier
 from infsa_seg.raster import RasterReader
 
@@ -265,9 +265,7 @@ def _without_results(names: list[str]) -> list[str]:
 
 
 @contextmanager
-def _ranking(
-    network: BandNetwork | PooledNetwork, wanted: bool
-) -> Iterator[None]:
+def _ranking(network: Network, wanted: bool) -> Iterator[None]:
     """Have the last attention gather what the importance of tokens needs.
 
     Raises:

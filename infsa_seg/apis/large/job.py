@@ -45,12 +45,13 @@ from infsa_seg.execution import (
     read_token_mask,
     resident_bytes,
 )
-from infsa_seg.layers.protocol import BandNetwork, PooledNetwork
+from infsa_seg.layers.protocol import BandNetwork, Network
 from infsa_seg.ops import Rows
 from infsa_seg.raster import Window
 
+from .manifest import describe_run
 from .options import DTYPES, LargeOptions
-from .outputs import Outputs
+from .outputs import Outputs, Task
 from .paths import paths_of
 from .raster_image import RasterImage, rows_at_once, valid_window
 from .sources import Source, naming, stem_of
@@ -122,7 +123,10 @@ class LargeJob(abc.ABC):
         self.notes = [*source.notes, *self.image.notes]
         self.stem = stem_of(model, self.name)
         self.paths = paths_of(out, self.stem, options, self.kind)
-        self.outputs = self._make_outputs()
+        run = describe_run(model, self.name, options)
+        self.outputs = self._make_outputs(
+            Task(self.paths, source, options, run, self.image, self.grid)
+        )
         first = self.paths[self.kind]
         self.folder = Path(options.scratch or first.parent) / (
             f'.{first.stem}.scratch'
@@ -148,7 +152,7 @@ class LargeJob(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def network_of(model: BaseModel) -> BandNetwork | PooledNetwork:
+    def network_of(model: BaseModel) -> Network:
         """What runs in bands.
 
         Raises:
@@ -156,7 +160,7 @@ class LargeJob(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _make_outputs(self) -> Outputs:
+    def _make_outputs(self, task: Task) -> Outputs:
         """What writes the files."""
 
     @abc.abstractmethod

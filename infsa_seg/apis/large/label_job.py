@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from mmengine.model import BaseModel
 from torch import Tensor
@@ -15,9 +14,8 @@ from infsa_seg.models.utils import ClassifierNetwork
 
 from .job import LargeJob
 from .label_outputs import LabelOutputs
-from .manifest import describe_run
 from .options import LargeOptions
-from .sources import Source
+from .outputs import Task
 
 # Options that ask for a class of each pixel.
 _OF_PIXELS = (
@@ -35,19 +33,7 @@ class LabelJob(LargeJob):
     kind = 'label'
     outputs: LabelOutputs
 
-    def __init__(
-        self,
-        model: BaseModel,
-        source: Source,
-        out: str | Path,
-        options: LargeOptions,
-    ) -> None:
-        self._logits: Tensor | None = None
-        super().__init__(model, source, out, options)
-        if self.is_blank:
-            raise ValueError(
-                f'{self.name}: has no valid pixel, and so no label'
-            )
+    _logits: Tensor | None = None
 
     @staticmethod
     def network_of(model: BaseModel) -> ClassifierNetwork:
@@ -70,7 +56,11 @@ class LabelJob(LargeJob):
         has_attention = any(isinstance(step, GlobalBranch) for step in steps)
         return dataclasses.replace(options, centrality=has_attention)
 
-    def _make_outputs(self) -> LabelOutputs:
+    def _make_outputs(self, task: Task) -> LabelOutputs:
+        if self.is_blank:
+            raise ValueError(
+                f'{self.name}: has no valid pixel, and so no label'
+            )
         count = self.network.num_classes
         classes = self.model.dataset_meta.get('classes') or range(count)
         if len(classes) != count:
@@ -78,15 +68,7 @@ class LabelJob(LargeJob):
                 f'the checkpoint names {len(classes)} classes, but the model '
                 f'has {count}'
             )
-        return LabelOutputs(
-            self.paths,
-            self.source,
-            self.options,
-            describe_run(self.model, self.name, self.options),
-            self.image,
-            self.grid,
-            [str(name) for name in classes],
-        )
+        return LabelOutputs(task, [str(name) for name in classes])
 
     def _compute(
         self, streaming: Streaming, importance: ImportanceSink | None

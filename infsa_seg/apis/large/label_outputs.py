@@ -10,13 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from infsa_seg.execution import Grid
-
 from ..pictures import write_heat
-from .options import LargeOptions
-from .outputs import OVERVIEW, Outputs, write_json
-from .raster_image import RasterImage
-from .sources import Source
+from .outputs import OVERVIEW, Outputs, Task, write_json
 
 # Classes that a picture names.
 _TOP = 5
@@ -26,27 +21,18 @@ class LabelOutputs(Outputs):
     """Writes the label of an image, and what it rests on.
 
     Args:
-        paths, source, options, run, image, grid: As for :class:`Outputs`.
+        task (Task): As for :class:`Outputs`.
         classes (sequence): Names of the classes.
     """
 
-    def __init__(
-        self,
-        paths: dict[str, Path],
-        source: Source,
-        options: LargeOptions,
-        run: dict[str, Any],
-        image: RasterImage,
-        grid: Grid,
-        classes: Sequence[str],
-    ) -> None:
-        super().__init__(paths, source, options, run, image, grid)
+    def __init__(self, task: Task, classes: Sequence[str]) -> None:
+        super().__init__(task)
         self.classes = list(classes)
         self.scores = np.full(len(self.classes), np.nan)
         # Every so many tokens, for the picture.
-        self._step = -(-max(grid.shape) // OVERVIEW)
+        self._step = -(-max(self.grid.shape) // OVERVIEW)
         self._heat = np.full(
-            [-(-side // self._step) for side in grid.shape],
+            [-(-side // self._step) for side in self.grid.shape],
             np.nan,
             np.float32,
         )

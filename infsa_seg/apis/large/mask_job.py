@@ -10,8 +10,8 @@ from infsa_seg.models.utils import SegmentorNetwork
 from infsa_seg.ops import Rows
 
 from .job import LargeJob
-from .manifest import describe_run
 from .mask_outputs import MaskOutputs, difference
+from .outputs import Task
 from .sources import open_labels
 
 
@@ -26,7 +26,7 @@ class MaskJob(LargeJob):
         """See :class:`LargeJob`."""
         return SegmentorNetwork(model)
 
-    def _make_outputs(self) -> MaskOutputs:
+    def _make_outputs(self, task: Task) -> MaskOutputs:
         meta = self.model.dataset_meta
         head = self.model.decode_head
         palette = self.options.palette or meta['palette']
@@ -37,12 +37,7 @@ class MaskJob(LargeJob):
                 'classes'
             )
         return MaskOutputs(
-            self.paths,
-            self.source,
-            self.options,
-            describe_run(self.model, self.name, self.options),
-            self.image,
-            self.grid,
+            task,
             self.network.num_classes,
             classes,
             palette,

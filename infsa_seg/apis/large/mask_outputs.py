@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infsa_seg.execution import Grid, Piece, classify, probabilities
+from infsa_seg.execution import Piece, classify, probabilities
 from infsa_seg.ops import Rows
 from infsa_seg.raster import (
     PolygonWriter,
@@ -23,10 +23,9 @@ from infsa_seg.raster import (
 
 from ..areas import count_areas
 from ..pictures import Palette, write_overlay
-from .options import PROBS, LargeOptions
-from .outputs import OVERVIEW, TILE, Outputs
-from .raster_image import RasterImage
-from .sources import Labels, Source
+from .options import PROBS
+from .outputs import OVERVIEW, TILE, Outputs, Task
+from .sources import Labels
 from .tables import summarise, write_areas
 
 # What a PolygonWriter holds of a map that is not mere noise.
@@ -37,7 +36,7 @@ class MaskOutputs(Outputs):
     """Writes a class map, and measures it where labels are known.
 
     Args:
-        paths, source, options, run, image, grid: As for :class:`Outputs`.
+        task (Task): As for :class:`Outputs`.
         num_classes (int): Channels of the logits.
         classes (sequence): Their names.
         palette (sequence): One (red, green, blue) for each.
@@ -48,12 +47,7 @@ class MaskOutputs(Outputs):
 
     def __init__(
         self,
-        paths: dict[str, Path],
-        source: Source,
-        options: LargeOptions,
-        run: dict[str, Any],
-        image: RasterImage,
-        grid: Grid,
+        task: Task,
         num_classes: int,
         classes: Sequence[str],
         palette: Palette,
@@ -61,13 +55,13 @@ class MaskOutputs(Outputs):
         labels: Labels | None = None,
         strip: Rows | None = None,
     ) -> None:
-        super().__init__(paths, source, options, run, image, grid)
+        super().__init__(task)
         self.classes = list(classes)
         self.palette = [(r, g, b) for r, g, b in palette]
         self.threshold, self.labels, self.strip = threshold, labels, strip
         self.num_channels = num_classes
         self.num_classes = max(num_classes, 2)
-        probs = options.probs
+        probs = self.options.probs
         self.probs = None if probs is None else np.dtype(PROBS[probs])
         self.dtype, self.nodata = class_map_type(self.num_classes)
         self._blanks |= {'mask': self.nodata, 'probs': 0}
@@ -77,7 +71,7 @@ class MaskOutputs(Outputs):
         height, width = self.meta.height, self.meta.width
         self._step = step = -(-max(height, width) // OVERVIEW)
         self._overview: np.ndarray | None = None
-        if 'overview' in paths:
+        if 'overview' in self.paths:
             shape = (-(-height // step), -(-width // step))
             self._overview = np.full(shape, self.nodata, self.dtype)
         self._polygons: PolygonWriter | None = None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import json
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,10 +35,11 @@ TILE = 256
 _GDAL_CACHE = 64 * 2**20
 
 
-class Outputs(abc.ABC):
-    """Writes the files of one image.
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is to become of one image, whatever the model.
 
-    Args:
+    Attributes:
         paths (dict): Of :func:`paths_of`.
         source (Source): The image.
         options (LargeOptions): What to write, and how.
@@ -46,17 +48,25 @@ class Outputs(abc.ABC):
         grid (Grid): Its tokens.
     """
 
-    def __init__(
-        self,
-        paths: dict[str, Path],
-        source: Source,
-        options: LargeOptions,
-        run: dict[str, Any],
-        image: RasterImage,
-        grid: Grid,
-    ) -> None:
-        self.paths, self.image, self.grid = paths, image, grid
-        self.source, self.options, self.run = source, options, run
+    paths: dict[str, Path]
+    source: Source
+    options: LargeOptions
+    run: dict[str, Any]
+    image: RasterImage
+    grid: Grid
+
+
+class Outputs(abc.ABC):
+    """Writes the files of one image.
+
+    Args:
+        task (Task): Which files, of what.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.paths, self.source = task.paths, task.source
+        self.options, self.run = task.options, task.run
+        self.image, self.grid = task.image, task.grid
         self.areas: list[Tensor] = []
         self._writers: dict[str, GeoTiffWriter] = {}
         # Where files are written, until all of them are complete.
