@@ -112,17 +112,38 @@ class TestRequirements:
                 assert pin.version in SpecifierSet(limit.versions), name
 
 
+@pytest.fixture(scope='module')
+def models():
+    """What the index lists."""
+    index = yaml.safe_load((REPO / 'model-index.yml').read_text())
+    return [
+        model
+        for name in index['Import']
+        for model in yaml.safe_load((REPO / name).read_text())['Models']
+    ]
+
+
 class TestIndex:
-    def test_every_config_is_listed(self):
-        index = yaml.safe_load((REPO / 'model-index.yml').read_text())
-        models = [
-            model
-            for name in index['Import']
-            for model in yaml.safe_load((REPO / name).read_text())['Models']
-        ]
+    def test_every_config_is_listed(self, models):
         assert {model['Config'] for model in models} == CONFIGS
         for model in models:
             assert Path(model['Config']).stem == model['Name']
+
+    def test_schedules_are_those_of_the_configs(self, models):
+        # Results tell of their own, which may have been shortened.
+        for model in [each for each in models if 'Results' not in each]:
+            cfg = Config.fromfile(REPO / model['Config'])
+            allowed = {
+                'Epochs': [cfg.train_cfg.get('max_epochs')],
+                'Iterations': [cfg.train_cfg.get('max_iters')],
+                'Batch Size': [
+                    cfg.train_dataloader.batch_size,
+                    cfg.get('auto_scale_lr', {}).get('base_batch_size'),
+                ],
+            }
+            for key in allowed.keys() & model['Metadata'].keys():
+                told = model['Metadata'][key]
+                assert told in allowed[key], (model['Name'], key)
 
 
 @pytest.fixture(scope='module')
