@@ -3,13 +3,16 @@
 
 import csv
 import json
+import os
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image
 
@@ -20,9 +23,10 @@ from infsa_seg.apis import (
     init_model,
     plan_large_image,
 )
+from infsa_seg.apis.large import LargeOptions, open_source
 from infsa_seg.apis.large.infer_large import _cast, expand
 from infsa_seg.apis.large.raster_image import strips_of
-from infsa_seg.raster import RasterMeta, open_raster
+from infsa_seg.raster import RasterMeta, Window, open_raster
 
 rasterio = pytest.importorskip('rasterio')
 
@@ -247,6 +251,28 @@ def test_measured_against_labels(project, trained, tmp_path):
         say=lambda line: None,
     )
     assert itself.metrics['aAcc'] == 100
+
+
+def test_labels_are_closed_with_the_image(model, tmp_path):
+    np.save(tmp_path / 'a.npy', picture())
+    (tmp_path / 'labels').mkdir()
+    path = tmp_path / 'labels' / 'a.tif'
+    truth = np.random.default_rng(0).integers(0, 3, (70, 90), np.uint8)
+    tifffile.imwrite(path, truth)
+    options = LargeOptions(labels=tmp_path / 'labels')
+    with open_source(model, tmp_path / 'a.npy', options) as source:
+        found = source.labels.read_labels(Window(0, 0, 70, 90))
+        assert (found == truth).all()
+        assert str(path) in open_files()
+    assert str(path) not in open_files()
+
+
+def open_files() -> list[str]:
+    found = []
+    for entry in Path('/proc/self/fd').iterdir():
+        with suppress(OSError):  # the listing itself
+            found.append(os.readlink(entry))
+    return found
 
 
 def test_names_of_inputs(tmp_path):

@@ -39,7 +39,6 @@ try:
     from infsa_seg.apis.large import (
         RasterImage,
         Source,
-        open_labels,
         open_source,
         stem_of,
         valid_window,
@@ -245,9 +244,8 @@ def compare(model: nn.Module, source: Source, tiling: Tiling) -> list[Run]:
     tiles[whole == UNKNOWN] = UNKNOWN
 
     labels = None
-    known = open_labels(None, source.name, source)
-    if known is not None:
-        labels = torch.from_numpy(known.read_labels(window)).long()
+    if source.labels is not None:
+        labels = torch.from_numpy(source.labels.read_labels(window)).long()
 
     num_classes = len(model.dataset_meta['classes'])
     borders = [tiling.borders(side) for side in size]

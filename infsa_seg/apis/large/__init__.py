@@ -10,7 +10,7 @@ from .infer_large import (
 from .job import LargeResult
 from .options import LargeOptions, large_choices
 from .raster_image import RasterImage, valid_window
-from .sources import Source, open_labels, open_source, stem_of
+from .sources import Source, open_source, stem_of
 
 __all__ = [
     'LargeOptions',
@@ -21,7 +21,6 @@ __all__ = [
     'infer_large',
     'infer_large_image',
     'large_choices',
-    'open_labels',
     'open_source',
     'plan_large_image',
     'stem_of',

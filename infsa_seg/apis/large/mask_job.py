@@ -12,7 +12,6 @@ from infsa_seg.ops import Rows
 from .job import LargeJob
 from .mask_outputs import MaskOutputs, difference
 from .outputs import Task
-from .sources import open_labels
 
 
 class MaskJob(LargeJob):
@@ -42,7 +41,6 @@ class MaskJob(LargeJob):
             classes,
             palette,
             getattr(head, 'threshold', None) or 0.5,
-            open_labels(self.options.labels, self.stem, self.source),
             self._choose_strip(),
         )
 

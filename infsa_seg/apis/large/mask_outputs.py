@@ -25,7 +25,6 @@ from ..areas import count_areas
 from ..pictures import Palette, write_overlay
 from .options import PROBS
 from .outputs import OVERVIEW, TILE, Outputs, Task
-from .sources import Labels
 from .tables import summarise, write_areas
 
 # What a PolygonWriter holds of a map that is not mere noise.
@@ -41,7 +40,6 @@ class MaskOutputs(Outputs):
         classes (sequence): Their names.
         palette (sequence): One (red, green, blue) for each.
         threshold (float): Of the foreground, where there is one class only.
-        labels (Labels, optional): Class indices of the raster.
         strip (Rows, optional): Rows of pixels whose logits are to be kept.
     """
 
@@ -52,13 +50,12 @@ class MaskOutputs(Outputs):
         classes: Sequence[str],
         palette: Palette,
         threshold: float = 0.5,
-        labels: Labels | None = None,
         strip: Rows | None = None,
     ) -> None:
         super().__init__(task)
         self.classes = list(classes)
         self.palette = [(r, g, b) for r, g, b in palette]
-        self.threshold, self.labels, self.strip = threshold, labels, strip
+        self.threshold, self.strip = threshold, strip
         self.num_channels = num_classes
         self.num_classes = max(num_classes, 2)
         probs = self.options.probs
@@ -85,7 +82,8 @@ class MaskOutputs(Outputs):
     def pixel_bytes(self) -> int:
         """What is held per pixel of a band."""
         # Classes; labels.
-        held = 8 + 3 * self.dtype.itemsize + 9 * (self.labels is not None)
+        held = 8 + 3 * self.dtype.itemsize
+        held += 9 * (self.source.labels is not None)
         if self.probs is not None:
             held += 2 * self.num_channels * self.probs.itemsize
         return super().pixel_bytes + held
@@ -238,13 +236,13 @@ class MaskOutputs(Outputs):
             yield piece
 
     def _measure(self, top: int, classes: np.ndarray) -> None:
-        if self.labels is None:
+        if (labels := self.source.labels) is None:
             return
         left, width = self.image.window.col, self.image.width
         window = Window(top, left, len(classes), width)
         areas = count_areas(
             torch.from_numpy(classes.astype(np.int64)),
-            torch.from_numpy(self.labels.read_labels(window).astype(np.int64)),
+            torch.from_numpy(labels.read_labels(window).astype(np.int64)),
             self.num_classes,
         )
         if self.areas:

@@ -48,7 +48,7 @@ class Source:
         damage (TolerantReader, optional): Knows which blocks were damaged.
         full_mpp (tuple, optional): Micrometres per pixel of the full
             resolution, down and across.
-        scene (SceneReader, optional): What knows its labels.
+        labels (Labels, optional): Its true classes, where they are known.
         notes (tuple[str]): What people should know before it starts.
     """
 
@@ -58,7 +58,7 @@ class Source:
     tissue: np.ndarray | None = None
     damage: TolerantReader | None = None
     full_mpp: tuple[float, float] | None = None
-    scene: SceneReader | None = None
+    labels: Labels | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -118,8 +118,16 @@ def open_source(
         mpp = pyramid.meta.mpp
         if options.mpp_override is not None:
             mpp = (options.mpp_override, options.mpp_override)
+        size = (reader.meta.height, reader.meta.width)
+        labels: Labels | None = None
+        if scene is not None and scene.scene.size == size:
+            labels = scene
+        elif options.labels is not None:
+            labels = stack.enter_context(
+                open_labels(options.labels, stem_of(model, name), size)
+            )
         yield Source(
-            *(name, reader, pyramid, tissue, damage, mpp, scene),
+            *(name, reader, pyramid, tissue, damage, mpp, labels),
             tuple(notes),
         )
 
@@ -142,37 +150,39 @@ def stem_of(model: BaseModel, name: str) -> str:
     return Path(name).stem
 
 
+@contextmanager
 def open_labels(
-    folder: str | Path | None, stem: str, source: Source
-) -> Labels | None:
-    """The labels of an image, if they are known.
+    folder: str | Path, stem: str, size: tuple[int, int]
+) -> Iterator[Labels]:
+    """The labels of an image.
 
     Args:
-        folder (str | Path, optional): Where NAME.png or NAME.tif lies. Scenes
-            know their labels themselves.
+        folder (str | Path): Where NAME.png or NAME.tif lies.
         stem (str): NAME.
-        source (Source): The image.
+        size (tuple): (height, width) of the image.
 
     Raises:
         ValueError: There is no such file, or it does not fit the image.
     """
-    meta = source.reader.meta
-    size = (meta.height, meta.width)
-    if source.scene is not None and source.scene.scene.size == size:
-        return source.scene
-    if folder is None:
-        return None
     for suffix in ('.png', '.tif', '.tiff'):
         path = Path(folder, f'{stem}{suffix}')
         if path.exists():
-            labels = _PngLabels(path) if suffix == '.png' else _Tiff(path)
-            if labels.shape != size:
-                raise ValueError(
-                    f'{path}: shape {labels.shape} for an image of {size}; '
-                    'one class index per pixel is needed'
-                )
-            return labels
-    raise ValueError(f'{folder}: has neither {stem}.png nor {stem}.tif')
+            break
+    else:
+        raise ValueError(f'{folder}: has neither {stem}.png nor {stem}.tif')
+    with ExitStack() as stack:
+        labels: _PngLabels | _TiffLabels
+        if suffix == '.png':
+            labels = _PngLabels(path)
+        else:
+            reader = stack.enter_context(open_raster(path, indexed=True))
+            labels = _TiffLabels(reader)
+        if labels.shape != size:
+            raise ValueError(
+                f'{path}: shape {labels.shape} for an image of {size}; '
+                'one class index per pixel is needed'
+            )
+        yield labels
 
 
 class _PngLabels:
@@ -187,12 +197,12 @@ class _PngLabels:
         return self._labels[window.slices]
 
 
-class _Tiff:
+class _TiffLabels:
     """The same in a TIFF, read by window."""
 
-    def __init__(self, path: Path) -> None:
-        self._reader = open_raster(path, indexed=True)
-        meta = self._reader.meta
+    def __init__(self, reader: RasterReader) -> None:
+        self._reader = reader
+        meta = reader.meta
         self.shape: tuple[int, ...] = (meta.height, meta.width)
         if meta.channels != 1:
             self.shape += (meta.channels,)
