@@ -1,6 +1,6 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
 # The backbone of infvit-4x128_neumann_tiny-imagenet-50.py, to see what its
-# weights are worth; about 20 minutes on a CPU core.
+# weights are worth; about 25 minutes on a CPU core.
 _base_ = './infvit-tiny_neumann_camvid-480x360.py'
 
 crop_size = (192, 192)

@@ -1,5 +1,5 @@
 # Copyright (c) infsa_seg contributors. SPDX-License-Identifier: Apache-2.0
-# About 20 minutes on two CPU cores for the slowest attention.
+# 35 to 50 minutes on one CPU core, by the attention.
 _base_ = './schedule_deit.py'
 
 optim_wrapper = dict(
