@@ -130,8 +130,10 @@ class TestIndex:
             assert Path(model['Config']).stem == model['Name']
 
     def test_schedules_are_those_of_the_configs(self, models):
-        # Results tell of their own, which may have been shortened.
-        for model in [each for each in models if 'Results' not in each]:
+        for model in models:
+            # Their results are of shorter runs, which docs/accuracy.md tells.
+            if model['Name'].endswith('_camvid-480x360'):
+                continue
             cfg = Config.fromfile(REPO / model['Config'])
             allowed = {
                 'Epochs': [cfg.train_cfg.get('max_epochs')],
