@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from mmengine.registry import DefaultScope
 from mmseg.registry import MODELS
 from torch.utils.data import DataLoader
 
@@ -61,7 +62,9 @@ def test_developers_see_every_traceback(monkeypatch):
 
 
 def test_misspelt_config(run):
-    status, err = run(lambda: MODELS.build({'type': 'NoSuchNet'}))
+    # Whatever scope an earlier test has left.
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        status, err = run(lambda: MODELS.build({'type': 'NoSuchNet'}))
     assert status == 1
     assert err.startswith('x.py: error: NoSuchNet is not in the mmseg::model')
 
